@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import NODES
+from atoll.data.own.rules import rules_from_words
 from atoll.data.own.schema import OwnOptions
 from atoll.data.public import registry
 from atoll.data.public.registry import DATASETS, GROUPS, dataset_info, sets_of_group
@@ -100,9 +101,10 @@ def _is_public(text: str) -> bool:
 
 def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     """Options from the command line's words."""
-    known = [field.name for field in fields(OwnOptions)]
-    options: dict[str, Any] = dict(given)  # each value gets the type of its field
-    for key, value in given.items():
+    known = [field.name for field in fields(OwnOptions) if field.name != "columns"]
+    columns = {key: value for key, value in given.items() if "." in key}  # as in age.scale=log
+    options: dict[str, Any] = {k: v for k, v in given.items() if k not in columns}
+    for key, value in list(options.items()):  # each gets the type of its field
         word = str(value).lower()
         check_name("option of your own data", key, known)
         if key == "max_categories":
@@ -113,7 +115,7 @@ def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
             if word not in ("true", "false"):
                 raise ConfigError(f"directed is '{value}'; give true or false")
             options[key] = word == "true"
-    return OwnOptions(**options)
+    return OwnOptions(**options, columns=rules_from_words(columns))
 
 
 def as_one_graph(source: Source | GraphSet | GraphGroup) -> Source:

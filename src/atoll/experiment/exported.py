@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv, SGConv
 About = dict[str, Any]  # the content of model.json
 Graph = tuple[list[str], Tensor, Tensor, "Tensor | None"]  # ids, features, edges, weights
 MOST_NAMED = 5
+TRUTH = {"true": 1, "yes": 1, "t": 1, "y": 1, "false": 0, "no": 0, "f": 0, "n": 0}
 
 
 def layer(kind: str, n_in: int, n_out: int, count: int) -> Module:
@@ -97,12 +100,59 @@ def _read(path: str | Path) -> list[dict[str, str]]:
 
 
 def _encoded(feature: dict[str, Any], row: dict[str, str]) -> list[float]:
-    value = row[feature["name"]]
+    """The columns of one feature for one row, as the encoder of the training made them."""
+    rule, value = feature.get("rule", {}), row[feature["name"]]
+    gap, missing = rule.get("missing") == "own category", value in ("", *rule.get("empty", ()))
+    if missing and rule.get("missing", "refuse") == "refuse":
+        raise ValueError(f"{feature['name']} has no value in a row; the model needs one")
     if feature["kind"] == "category":
-        if value not in feature["values"]:
+        known, other = list(feature["values"]), rule.get("other")
+        if not missing and value not in known and not other:
             raise ValueError(f"{feature['name']} is '{value}', a category that training never saw")
-        return [float(value == known) for known in feature["values"]]
-    return [float({"true": 1, "false": 0}.get(value.lower(), value))]
+        found = [float(not missing and value == one) for one in known]
+        found += [float(not missing and value not in known)] if other else []
+    elif feature["kind"] == "date":
+        found = _date(feature, rule, None if missing else value)
+    else:
+        number = feature.get("fill", 0.0) if missing else _number(rule, value)
+        found = [_scaled(feature, number)]
+    return [*found, float(missing)] if gap else found
+
+
+def _scaled(feature: dict[str, Any], number: float) -> float:
+    return float((number - feature.get("centre", 0.0)) / feature.get("spread", 1.0))
+
+
+def _number(rule: dict[str, Any], text: str) -> float:
+    if rule.get("decimal") == ",":
+        text = text.replace(".", "").replace(",", ".")
+    number = float(TRUTH.get(text.lower(), text))
+    log = rule.get("scale") == "log"
+    return math.copysign(math.log1p(abs(number)), number) if log else number
+
+
+def _date(feature: dict[str, Any], rule: dict[str, Any], text: str | None) -> list[float]:
+    """Days since a day, then sine and cosine of the place in the year, the week and the day."""
+    parts, turns = rule["parts"], [part for part in rule["parts"] if part != "days"]
+    if text is None:
+        known = [_scaled(feature, feature["fill"])] if "days" in parts else []
+        return known + [0.0] * 2 * len(turns)
+    form = rule.get("format")
+    when = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
+    when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    when = when.replace(microsecond=0)
+    begin, end = (datetime(when.year + more, 1, 1, tzinfo=UTC) for more in (0, 1))
+    midnight = when.hour * 3600 + when.minute * 60 + when.second
+    shares = {
+        "year": (when - begin) / (end - begin),
+        "week": (when.weekday() * 86400 + midnight) / (7 * 86400),
+        "day": midnight / 86400,
+    }
+    since = datetime.fromisoformat(rule["since"]).replace(tzinfo=UTC)
+    days = (when - since).total_seconds() / 86400
+    found = [_scaled(feature, days)] if "days" in parts else []
+    angles = [2 * math.pi * shares[part] for part in turns]
+    return found + [turn(angle) for angle in angles for turn in (math.sin, math.cos)]
 
 
 def _column(encoder: dict[str, Any], role: str, rows: list[dict[str, str]]) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.core.errors import AtollError
 from atoll.data.own.reader import load_own
+from atoll.data.own.schema import OwnOptions
 from atoll.data.source import Source
 
 NODES = """id,age,kind,label,client,split
@@ -20,6 +21,8 @@ EDGES = "source,target\na,b\nb,c\nc,d\n"
 G = "id,f,label\na,1,x\nb,2,y\nc,3,x\n"
 E = "source,target\na,b\n"
 W = "source,target,weight\na,b,1\n"
+RAW = OwnOptions(scale="none")
+"""Numbers as they stand in the tables."""
 Tables = tuple[str | bytes, str, str, str]
 
 

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from atoll.data.own.reader import load_own
 
-from .graphs import E, Tables, check_refused, folder
+from .graphs import RAW, E, Tables, check_refused, folder
 
 REFUSED: dict[str, Tables] = {
     # nodes.csv, edges.csv, schema.toml, the sentence
@@ -64,7 +64,8 @@ def test_refused(tmp_path: Path, kind: str) -> None:
 
 def test_many_categories_become_a_sparse_array(tmp_path: Path) -> None:
     rows = "".join(f"n{i},t{i % 50:02d},{i % 2},{i}\n" for i in range(100))
-    source, report = load_own(folder(tmp_path, "id,tag,label,f\n" + rows, "source,target\nn0,n1\n"))
+    nodes, edges = "id,tag,label,f\n" + rows, "source,target\nn0,n1\n"
+    source, report = load_own(folder(tmp_path, nodes, edges), options=RAW)
     assert isinstance(source.x, sp.csr_array)
     assert source.x.shape == (100, 51)
     dense = source.x.toarray()

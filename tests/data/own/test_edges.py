@@ -40,7 +40,7 @@ def test_refused(tmp_path: Path, kind: str) -> None:
 def test_findings_are_counted_and_dropped(tmp_path: Path) -> None:
     nodes = "id,f,label\na,1,x\nb,2,y\na,9,y\nc,3,x\n"
     edges = "source,target\na,a\na,b\na,b\nb,a\nb,zz\nc,b\n"
-    options = OwnOptions(dangling="drop", duplicate_nodes="first")
+    options = OwnOptions(dangling="drop", duplicate_nodes="first", scale="none")
     source, report = load_own(folder(tmp_path, nodes, edges), options=options)
     assert source.x.ravel().tolist() == [1, 2, 3]
     assert pairs(source) == [(0, 1), (1, 0), (1, 2), (2, 1)]

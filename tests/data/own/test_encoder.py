@@ -16,7 +16,7 @@ from atoll.data.own.reader import load_own
 from atoll.data.own.schema import OwnOptions
 from atoll.data.source import Source
 
-from .graphs import EDGES, NODES, folder
+from .graphs import EDGES, NODES, RAW, folder
 
 NEW = "label,kind,id,age\n,home,e,-0.0\ny,shop,f,9\n"
 NEW_EDGES = "source,target\ne,f\n"
@@ -42,7 +42,7 @@ def test_the_training_tables_come_out_as_they_went_in(tmp_path: Path) -> None:
 
 
 def test_a_new_table_has_its_columns_in_any_order(tmp_path: Path) -> None:
-    encoder = trained(tmp_path).encoder
+    encoder = load_own(folder(tmp_path / "old"), options=RAW)[0].encoder
     new, report = load_new(folder(tmp_path / "new", NEW, NEW_EDGES), encoder, OwnOptions())
     np.testing.assert_array_equal(new.x, [[0, 1, 0], [9, 0, 1]])
     assert not np.signbit(new.x).any()
@@ -54,7 +54,7 @@ def test_a_new_table_has_its_columns_in_any_order(tmp_path: Path) -> None:
 def test_rare_categories_give_sparse_features(tmp_path: Path) -> None:
     rows = [f"n{i},{'xy'[i % 2]},k{i},{i % 2}" for i in range(20)]
     nodes = "\n".join(["id,label,kind,z", *rows])
-    old = load_own(folder(tmp_path / "old", nodes, "source,target\nn0,n1\n"))[0]
+    old = load_own(folder(tmp_path / "old", nodes, "source,target\nn0,n1\n"), options=RAW)[0]
     assert sp.issparse(old.x)
     assert old.x.dtype == np.float32
     expected = np.zeros((20, 21), np.float32)
@@ -67,7 +67,7 @@ def test_rare_categories_give_sparse_features(tmp_path: Path) -> None:
 def test_categories_that_look_like_numbers_stay_texts(tmp_path: Path) -> None:
     schema = '[nodes]\ncategories = ["kind"]\n'
     nodes = "id,label,kind,f\na,x,007,1\nb,y,7,2\nc,x,7,3\nd,y,007,4\n"
-    old = load_own(folder(tmp_path / "old", nodes, EDGES, schema))[0]
+    old = load_own(folder(tmp_path / "old", nodes, EDGES, schema), options=RAW)[0]
     lone = "id,kind,f\ne,7,1\n"
     new, _ = load_new(folder(tmp_path / "new", lone, "source,target\n"), old.encoder, OwnOptions())
     np.testing.assert_array_equal(new.x, [[0, 1, 1]])
@@ -110,6 +110,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, nodes: str, sentence
     [
         {},
         {"format": 2},
+        {"format": 3},
         {"format": 1, "label": 3},
         {"format": 1, "features": [], "label": "y", "classes": ["a", "b"]},
         {
@@ -123,3 +124,26 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, nodes: str, sentence
 def test_another_encoder_file_is_refused(plain: dict[str, object]) -> None:
     with pytest.raises(DataError, match=r"encoder\.json cannot be used"):
         Encoder.from_plain(plain)
+
+
+def test_an_encoder_of_an_older_run_leaves_numbers_as_they_are(tmp_path: Path) -> None:
+    features = [
+        {"name": "age", "kind": "number", "values": []},
+        {"name": "kind", "kind": "category", "values": ["home", "shop"]},
+    ]
+    schema = {"file": "schema.toml", "ignore": []}
+    plain = {"format": 1, "features": features, "label": "label", "classes": ["x", "y"], "id": "id"}
+    encoder = Encoder.from_plain({**plain, "schema": schema})
+    new, _ = load_new(folder(tmp_path / "new", NEW, NEW_EDGES), encoder, OwnOptions())
+    np.testing.assert_array_equal(new.x, [[0, 1, 0], [9, 0, 1]])
+
+
+def test_what_training_learnt_is_applied_to_new_tables(tmp_path: Path) -> None:
+    schema = '[columns.age]\nmissing = "mean"\n[columns.kind]\nkind = "category"\nother = "rest"\n'
+    old = load_own(folder(tmp_path / "old", schema=schema))[0]
+    encoder = Encoder.from_plain(json.loads(json.dumps(old.encoder.plain())))
+    nodes = "id,age,kind\ne,,farm\nf,4.5,shop\n"
+    new, _ = load_new(folder(tmp_path / "new", nodes, NEW_EDGES), encoder, OwnOptions())
+    assert encoder.names == ("age", "kind=home", "kind=shop", "kind=rest")
+    np.testing.assert_allclose(new.x[0], [0, 0, 0, 1])
+    np.testing.assert_array_equal(new.x[1], old.x[3] * [1, 0, 1, 1] + [0, 0, 1, 0])

@@ -13,19 +13,19 @@ from atoll.data.own.reader import load_own
 from atoll.data.own.schema import OwnOptions
 from atoll.data.source import Source
 
-from .graphs import EDGES, NODES, folder, pairs
+from .graphs import EDGES, NODES, RAW, folder, pairs
 
 NEW = "id,age,kind,client\ne,1,home,north\nf,2,shop,south\n"
 
 
 def joined(path: Path, nodes: str = NEW, edges: str = "source,target\ne,a\nf,e\n") -> Source:
-    old = load_own(folder(path / "old"))[0]
+    old = load_own(folder(path / "old"), options=RAW)[0]
     new = folder(path / "new", nodes, edges)
     return load_new(new, old.encoder, OwnOptions(), old)[0]
 
 
 def test_new_nodes_follow_the_old_ones(tmp_path: Path) -> None:
-    old, both = load_own(folder(tmp_path / "old"))[0], joined(tmp_path)
+    old, both = load_own(folder(tmp_path / "old"), options=RAW)[0], joined(tmp_path)
     assert both.columns["id"].tolist() == [*"abcdef"]
     assert both.columns["client"].tolist() == ["north", "north", "south", "south", "north", "south"]
     np.testing.assert_array_equal(both.x[:4], old.x)

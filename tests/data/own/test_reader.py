@@ -21,13 +21,13 @@ from atoll.data.own.reader import from_networkx, load_own
 from atoll.data.own.schema import OwnOptions
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
-from .graphs import NODES, E, G, folder, pairs
+from .graphs import NODES, RAW, E, G, folder, pairs
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "three-banks"
 
 
 def test_a_folder_of_csv(tmp_path: Path) -> None:
-    source, report = load_own(folder(tmp_path / "mine"))
+    source, report = load_own(folder(tmp_path / "mine"), options=RAW)
     assert source.name == "mine"
     assert source.x.dtype == np.float32
     np.testing.assert_allclose(source.x, [[1.5, 0, 1], [2.5, 1, 0], [3.5, 0, 1], [4.5, 1, 0]])
@@ -95,7 +95,7 @@ def test_c_networkx_and_graphml_agree(tmp_path: Path) -> None:
 def test_d_a_folder_per_client_is_a_federation(tmp_path: Path) -> None:
     folder(tmp_path / "north", "id,f,kind,label\n1,1,u,x\n2,2,v,y\n", "source,target\n1,2\n")
     folder(tmp_path / "south", "id,kind,f,label\n1,w,3.5,z\n3,u,4,\n", "source,target\n3,1\n")
-    source, report = load_own(tmp_path)
+    source, report = load_own(tmp_path, options=RAW)
     assert source.columns["client"].tolist() == ["north", "north", "south", "south"]
     assert report.features == ("f", "kind=u", "kind=v", "kind=w")
     assert source.x[:, 0].tolist() == [1, 2, 3.5, 4]

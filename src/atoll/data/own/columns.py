@@ -43,12 +43,15 @@ class Column:
         """The error for one row of the column."""
         return DataError(f"{self.rows.where(row)}, column '{self.name}' {problem}")
 
-    def complete(self) -> Column:
+    def complete(self, feature: str = "") -> Column:
         """The column itself; a missing value is refused with the first place and the count."""
         missing = self.values.null_count
         if missing:
             problem = f"has no value ({missing} such rows in all); fill them in"
             advice = f'leave the column out with ignore = ["{self.name}"] in schema.toml'
+            if feature:
+                ways = 'missing = "own category", "mean" or "median"'
+                advice = f"say {ways} under [columns.{feature}] in schema.toml, or {advice}"
             raise self.error(first(self.values.is_null()), f"{problem}, or {advice}")
         return self
 

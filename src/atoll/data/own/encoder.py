@@ -6,60 +6,116 @@ It finds the columns of a new table by their names, in any order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import scipy.sparse as sp
+from pyarrow import types
 
 from atoll.core.errors import DataError
 from atoll.data.own import columns as convert
+from atoll.data.own import values
 from atoll.data.own.columns import NUMBER, SPARSE_BELOW, Column, Rows
+from atoll.data.own.rules import OWN_CATEGORY, Rule
 from atoll.data.own.schema import Loading, NodeRoles, Schema, quoted, quoted_list
+
+FORMAT = 2  # of encoder.json; 1 had no rules and no scaling
+Kind = Literal["number", "category", "boolean", "date"]
+MOSTLY = "most of its values are numbers and the column is a number"
 
 
 @dataclass(frozen=True)
 class Feature:
-    """How one column of a table becomes columns of the feature matrix."""
+    """How one column of a table becomes columns of the feature matrix.
+
+    A number v becomes (v - centre) / spread, after its logarithm if the scale is "log".
+    """
 
     name: str
-    kind: Literal["number", "category"]  # truth values are numbers
+    kind: Kind
     values: tuple[str, ...] = ()  # the known values of a category, in the order of their columns
+    # With every choice named. Format 1 had no rules, and its numbers stay as they are.
+    rule: Rule = field(default_factory=Rule)
+    centre: float = 0.0
+    spread: float = 1.0
+    fill: float = 0.0  # in the place of a missing number, in its own unit
 
     @property
     def names(self) -> list[str]:
         """The names of its columns in the feature matrix."""
+        names = [self.name]
         if self.kind == "category":
-            return [f"{self.name}={value}" for value in self.values]
-        return [self.name]
+            values = (*self.values, *([self.rule.other] if self.rule.other else []))
+            names = [f"{self.name}={value}" for value in values]
+        elif self.kind == "date":
+            angles = [part for part in self.rule.parts if part != "days"]
+            names = [f"{self.name} days"] if "days" in self.rule.parts else []
+            names += [f"{self.name} {part} {f}" for part in angles for f in ("sin", "cos")]
+        gap = self.rule.missing == OWN_CATEGORY
+        return [*names, f"{self.name} is missing"] if gap else names
 
-    def numbers(self, column: Column) -> np.ndarray:
-        """A number for each row, (N,) float32."""
-        _check_number(column, "the model was trained on numbers there")
-        wide = np.asarray(column.values.cast(pa.float64(), safe=False))
-        with np.errstate(over="ignore"):  # a value beyond float32 is refused below, with its place
-            values = wide.astype(np.float32)
-        bad = ~np.isfinite(values)
-        if bad.any():
-            row = convert.first(bad)
-            advice = "a feature is a finite number that float32 can hold: replace these values"
-            problem = f"holds {wide[row]} ({int(bad.sum())} such rows in all)"
-            raise column.error(row, f"{problem}; {advice}")
-        return values
+    def measured(self, column: Column) -> np.ndarray:
+        """A number, truth value or instant for each row before scaling; NaN where none is."""
+        gaps = self.rule.missing not in (None, "refuse")
+        column = values.cleaned(column, self.rule)
+        if not gaps:
+            column = column.complete(self.name)
+        if self.kind == "date":
+            return values.seconds(column, self.rule)
+        if self.kind == "boolean":
+            return values.truths(column)
+        found = values.numbers(column, "the model was trained on numbers there", gaps=gaps)
+        return self._logarithm(found)
+
+    def _logarithm(self, found: np.ndarray) -> np.ndarray:
+        log = self.rule.scale == "log"
+        return np.asarray(np.sign(found) * np.log1p(np.abs(found))) if log else found
+
+    def encoded(self, column: Column) -> np.ndarray:
+        """The columns of the feature matrix, (N, width) float32, or a category's places, (N,)."""
+        if self.kind == "category":
+            return self.places(column)
+        found = self.measured(column)
+        lost, made = np.isnan(found), list[np.ndarray]()
+        if self.kind != "date" or "days" in self.rule.parts:
+            number = self.in_days(found)
+            number = np.where(lost, self.fill, number) if lost.any() else number
+            made.append((number - self.centre) / self.spread)
+        for part in (part for part in self.rule.parts if part != "days"):
+            angle = values.date_part(found, part, "")
+            made += [np.nan_to_num(np.sin(angle)), np.nan_to_num(np.cos(angle))]
+        if self.rule.missing == OWN_CATEGORY:
+            made.append(lost)
+        return np.stack(made, axis=1).astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
+
+    def in_days(self, found: np.ndarray) -> np.ndarray:
+        """Instants as days; other numbers as they are."""
+        return (
+            values.date_part(found, "days", str(self.rule.since)) if self.kind == "date" else found
+        )
 
     def places(self, column: Column) -> np.ndarray:
         """The place of each row's category among the known values, (N,) int32."""
+        column = values.cleaned(column, self.rule)
+        if self.rule.missing != OWN_CATEGORY:
+            column = column.complete(self.name)
         texts = column.values.cast(pa.large_string())
         found = convert.lookup(texts, pa.array(self.values, pa.large_string()))
-        if (found < 0).any():
-            row, count = convert.first(found < 0), int((found < 0).sum())
+        lost = np.asarray(texts.is_null())
+        unknown = (found < 0) & ~lost
+        if unknown.any() and self.rule.other is None:
+            row, count = convert.first(unknown), int(unknown.sum())
             problem = f"holds {quoted(texts[row].as_py())}, a category that training never saw"
             known = f"it knows {quoted_list(self.values, 4)}"
             advice = "correct it, leave these rows out, or train again with them"
             raise column.error(row, f"{problem} ({count} such rows in all); {known}: {advice}")
+        if unknown.any() or lost.any():
+            places = [unknown, lost], [len(self.values), len(self.names) - 1]
+            found = np.select(*places, found).astype(np.int32)
         return found
 
 
@@ -95,32 +151,29 @@ class Encoder:
 
     def transform(self, columns: Mapping[str, Column]) -> np.ndarray | sp.csr_array:
         """The features of a table, (N, D) float32; CSR where most of them are zero."""
-        made: list[np.ndarray] = []
-        for feature in self.features:
-            column = columns[feature.name].complete()
-            of_kind = feature.places if feature.kind == "category" else feature.numbers
-            made.append(of_kind(column))
+        made = [feature.encoded(columns[feature.name]) for feature in self.features]
         rows, width = len(made[0]), len(self.names)
         filled = [np.count_nonzero(m) if m.dtype == np.float32 else rows for m in made]
         if sum(filled) < SPARSE_BELOW * rows * width:
             return self._sparse(made, rows)
         x, start = np.zeros((rows, width), dtype=np.float32), 0
-        for feature, values in zip(self.features, made, strict=True):
+        for feature, block in zip(self.features, made, strict=True):
+            wide = len(feature.names)
             if feature.kind == "category":
-                x[np.arange(rows), start + values] = 1
+                x[np.arange(rows), start + block] = 1
             else:
-                x[:, start] = values + np.float32(0)  # -0.0 becomes 0.0
-            start += len(feature.names)
+                x[:, start : start + wide] = block
+            start += wide
         return x
 
     def _sparse(self, made: Sequence[np.ndarray], rows: int) -> sp.csr_array:
         parts = []
-        for feature, values in zip(self.features, made, strict=True):
+        for feature, block in zip(self.features, made, strict=True):
             if feature.kind == "category":
-                entries = np.ones(rows, np.float32), values, np.arange(rows + 1)
-                parts.append(sp.csr_array(entries, shape=(rows, len(feature.values))))
+                entries = np.ones(rows, np.float32), block, np.arange(rows + 1)
+                parts.append(sp.csr_array(entries, shape=(rows, len(feature.names))))
             else:
-                parts.append(sp.csr_array(values[:, None]))
+                parts.append(sp.csr_array(block))
         return sp.hstack(parts, format="csr")
 
     def labels(self, column: Column) -> np.ndarray:
@@ -150,21 +203,23 @@ class Encoder:
         label, split = (name if name in columns else None for name in (self.label, self.split))
         owners = tuple(name for name in self.owners if name in columns)
         ignored = tuple(name for name in columns if name not in known)
-        numbers = tuple(f.name for f in self.features if f.kind == "number")
+        numbers = tuple(f.name for f in self.features if f.kind != "category")
         categories = tuple(f.name for f in self.features if f.kind == "category")
-        return NodeRoles(self.id, label, split, owners, numbers, categories, (), ignored)
+        texts = tuple(f.name for f in self.features if f.rule.read_as_text)
+        return NodeRoles(self.id, label, split, owners, numbers, categories, (), ignored, texts)
 
     def plain(self) -> dict[str, Any]:
         """The encoder as plain values, the content of `encoder.json`."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return {"format": 1, **found}
+        return {"format": FORMAT, **found}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Encoder:
         """The encoder of a parsed `encoder.json`."""
         try:
-            if plain["format"] != 1:
-                raise DataError(f"it has format {plain['format']}, and this version reads 1")
+            if plain["format"] not in (1, FORMAT):
+                reads = f"and this version reads 1 and {FORMAT}"
+                raise DataError(f"it has format {plain['format']}, {reads}")
             found = msgspec.convert({k: v for k, v in plain.items() if k != "format"}, cls)
             if not found.features or len(found.classes) < 2:
                 raise DataError("it has no feature, or fewer than two classes")
@@ -174,57 +229,88 @@ class Encoder:
 
 
 def fit(columns: Mapping[str, Column], roles: NodeRoles, loading: Loading) -> tuple[Feature, ...]:
-    """Decide the kind of each feature column, and collect its categories."""
-    chosen = [column.complete() for name, column in columns.items() if name in roles.features]
+    """Decide the kind of each feature column, collect its categories, measure its numbers."""
+    chosen = [column for name, column in columns.items() if name in roles.features]
     return tuple(_fitted(column, roles, loading) for column in chosen)
 
 
 def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
-    values, name, kind = column.values, column.name, column.values.type
+    wish = loading.rule(column.name)
+    column = values.cleaned(column, wish)
+    kind = cast(Kind, wish.kind) if wish.kind else _kind(column, wish, roles)
+    schema, name = loading.schema, column.name
+    rule = wish.settled(kind, schema.scale, schema.missing)
+    if rule.missing == "refuse":
+        column.complete(name)
+    if column.values.null_count == len(column.values):
+        advice = "list it under ignore in schema.toml"
+        raise DataError(f"{column.rows.name}, column '{name}' has no value in any row; {advice}")
+    if kind == "category":
+        return _category(column, rule, loading)
+    if kind == "number":
+        known = "schema.toml says the column is a number"
+        values.check_number(column, known if wish.kind or name in roles.numbers else MOSTLY)
+    return with_statistics(Feature(name, kind, (), rule), column)
+
+
+def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
+    """The kind of a column that no rule names; a type with no plain meaning is refused."""
+    name, kind = column.name, column.values.type
     if name in roles.categories:
-        return _category(column, loading)
-    if convert.is_number(kind):
-        return Feature(name, "number")
+        return "category"
+    if types.is_boolean(kind):
+        return "boolean"
+    if convert.is_number(kind) or name in roles.numbers:
+        return "number"
     if not convert.is_text(kind):
+        if types.is_date(kind) or types.is_timestamp(kind):
+            advice = f'add [columns.{name}] kind = "date" or "text" (to ignore it) to schema.toml'
+        else:
+            advice = "turn it into numbers, or list it under ignore or categories in schema.toml"
         raise DataError(
             f"{column.rows.name}, column '{name}' is of type {kind}; a feature is a number or a "
-            f"text: turn it into numbers, or list it under ignore or categories in schema.toml"
+            f"text: {advice}"
         )
-    matches = pc.match_substring_regex(pc.unique(values), NUMBER)
-    numeric = pc.mean(matches.cast(pa.float64())).as_py()
-    if name in roles.numbers:
-        _check_number(column, "schema.toml says the column is a number")
-        return Feature(name, "number")
+    matches = pc.match_substring_regex(pc.unique(column.values).drop_null(), NUMBER)
+    numeric = pc.mean(matches.cast(pa.float64())).as_py() or 0
     if 0.5 <= numeric < 1:
-        _check_number(column, "most of its values are numbers and the column is a number")
-    return _category(column, loading)
+        values.check_number(column, MOSTLY)
+    return "number" if numeric == 1 and rule.empty else "category"
 
 
-def _category(column: Column, loading: Loading) -> Feature:
+def with_statistics(feature: Feature, column: Column) -> Feature:
+    """The feature with centre, spread and fill of all rows of a column, by scikit-learn."""
+    from sklearn.impute import SimpleImputer
+    from sklearn.preprocessing import RobustScaler, StandardScaler
+
+    found = feature.in_days(feature.measured(column))[:, None]
+    centre, spread, fill, rule = 0.0, 1.0, 0.0, feature.rule
+    if rule.scale in ("standard", "log"):
+        standard = StandardScaler().fit(found)
+        centre, spread = float(standard.mean_[0]), float(standard.scale_[0])
+    elif rule.scale == "robust":
+        robust = RobustScaler().fit(found)
+        centre, spread = float(robust.center_[0]), float(robust.scale_[0])
+    if rule.missing in ("mean", "median", OWN_CATEGORY):
+        strategy = "median" if rule.missing == "median" else "mean"
+        fill = float(SimpleImputer(strategy=strategy).fit(found).statistics_[0])
+    return replace(feature, centre=centre, spread=spread, fill=fill)
+
+
+def _category(column: Column, rule: Rule, loading: Loading) -> Feature:
     most = loading.options.max_categories
-    distinct = convert.sorted_values(column.values.cast(pa.large_string()))
+    distinct = rule.values
+    if not distinct:
+        distinct = tuple(convert.sorted_values(column.values.cast(pa.large_string())).to_pylist())
     if len(distinct) > most:
         problem = f"column '{column.name}' holds {len(distinct)} different texts"
         advice = "list it under ignore in schema.toml, or raise max_categories"
         most_words = f"at most {most} can become categories"
         raise DataError(f"{column.rows.name}, {problem}; {most_words}; {advice}")
-    loading.report.note(f"column '{column.name}' became {len(distinct)} columns, one per category")
-    return Feature(column.name, "category", tuple(distinct.to_pylist()))
-
-
-def _check_number(column: Column, why: str) -> None:
-    """Refuse a text that is not a number, with its place; `why` is the reason in the sentence."""
-    kind = column.values.type
-    if convert.is_number(kind):
-        return
-    if not convert.is_text(kind):
-        raise column.error(0, f"is of type {kind}, but {why}; turn it into numbers")
-    right = pc.match_substring_regex(column.values, NUMBER)
-    if pc.all(right).as_py():
-        return
-    row = convert.first_text(column.values)
-    advice = "correct it, or list it under categories in schema.toml"
-    raise column.error(row, f"holds {quoted(column.values[row].as_py())}, but {why}; {advice}")
+    feature = Feature(column.name, "category", distinct, rule)
+    width = len(feature.names)
+    loading.report.note(f"column '{column.name}' became {width} columns, one per category")
+    return feature
 
 
 def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading) -> Nodes:

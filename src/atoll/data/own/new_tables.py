@@ -34,7 +34,7 @@ def load_new(
     """
     if not path.is_dir():
         raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
-    _check_schema(path, encoder.schema)
+    _check_schema(path, encoder.schema, options)
     loading = Loading(encoder.schema, options, encoder=encoder)
     parts = find_parts(path)
     nodes, ids = read_nodes(parts, loading)
@@ -49,10 +49,10 @@ def load_new(
     return (new if old is None else _joined(old, new)).checked(), loading.report
 
 
-def _check_schema(path: Path, trained: Schema) -> None:
+def _check_schema(path: Path, trained: Schema, options: OwnOptions) -> None:
     """Refuse a schema.toml in the folder of the new tables that differs from the run's schema."""
     file = path / "schema.toml"
-    given = read_schema(file) if file.is_file() else trained
+    given = read_schema(file).with_options(options) if file.is_file() else trained
     for name in (field.name for field in fields(Schema) if field.name != "file"):
         one, two = getattr(given, name), getattr(trained, name)
         if one != two:

@@ -56,7 +56,7 @@ def load_own(
         own = path / "schema.toml"
         if schema is None and own.is_file():
             schema = own
-        loading = Loading(_schema(schema), options, encoder=encoder)
+        loading = Loading(_schema(schema, options), options, encoder=encoder)
         parts = find_parts(path)
         nodes, ids = read_nodes(parts, loading)
         ends = read_edges(parts, ids, loading)
@@ -74,8 +74,9 @@ def load_own(
     raise DataError(f"'{path.name}' is not a graph that can be loaded{hint}; give {KINDS}")
 
 
-def _schema(given: Schema | str | Path | None) -> Schema:
-    return schemas.read_schema(Path(given)) if isinstance(given, str | Path) else given or Schema()
+def _schema(given: Schema | str | Path | None, options: OwnOptions) -> Schema:
+    read = schemas.read_schema(Path(given)) if isinstance(given, str | Path) else given or Schema()
+    return read.with_options(options)
 
 
 def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[Source, OwnReport]:
@@ -112,7 +113,8 @@ def from_networkx(
     attribute is a feature (texts become categories), and the edge attribute `weight` a weight.
     Parallel edges are duplicate edges.
     """
-    loading = Loading(_schema(schema), options or OwnOptions())
+    options = options or OwnOptions()
+    loading = Loading(_schema(schema, options), options)
     ids = list(graph.nodes)
     if not ids:
         raise DataError(f"{name} holds no nodes; give a graph with at least one node per class")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import TASKS
+from atoll.data.own.rules import FILLS, SCALES, Rule, check_rule, read_rule
 
 if TYPE_CHECKING:
     from atoll.data.own.encoder import Encoder
@@ -31,7 +32,7 @@ _TEXT, _LIST, _BOOL = "a text", "a list of texts", "true or false"
 _TOP = ("task", "target")
 """Texts above the sections: the task, and the column to predict (also `[nodes] label`)."""
 _KEYS = {
-    "nodes": dict.fromkeys(("id", "label", "split", "owner"), _TEXT)
+    "nodes": dict.fromkeys(("id", "label", "split", "owner", "scale", "missing"), _TEXT)
     | dict.fromkeys(("features", "categories", "ignore"), _LIST),
     "edges": dict.fromkeys(("source", "target", "weight"), _TEXT) | {"directed": _BOOL},
 }
@@ -41,6 +42,8 @@ _CHOICES = {
     "self_loops": ("drop", "keep", "error"),
     "duplicate_edges": ("drop", "keep", "sum", "error"),
 }
+_DEFAULTS = {"scale": SCALES, "missing": FILLS}
+"""Choices for all columns that say nothing else."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,14 @@ class OwnOptions:
     self_loops: str = "drop"  # "drop", "keep" or "error"
     duplicate_edges: str = "drop"  # the first stays; or "keep", "sum" (of weights) or "error"
     max_categories: int = 1000  # the most distinct texts that one column may hold
+    scale: str | None = None  # of numbers without a rule: a name from `rules.SCALES`
+    missing: str | None = None  # of columns without a rule: a name from `rules.FILLS`
+    columns: Mapping[str, Rule] = field(default_factory=dict)  # these win over the schema's
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            check_name(f"choice for {name}", str(getattr(self, name)), allowed)
+        for name, allowed in (_CHOICES | _DEFAULTS).items():
+            if getattr(self, name) is not None:
+                check_name(f"choice for {name}", str(getattr(self, name)), allowed)
         if self.max_categories < 1:
             raise ConfigError(f"max_categories is {self.max_categories}; give 1 or more")
 
@@ -96,6 +103,48 @@ class Schema:
     target: str | None = None
     weight: str | None = None
     directed: bool | None = None
+    scale: str | None = None
+    missing: str | None = None
+    columns: dict[str, Rule] = field(default_factory=dict)
+
+    def with_options(self, options: OwnOptions) -> Schema:
+        """The schema after the options' choices about columns, checked."""
+        rules = dict(self.columns)
+        for name, rule in options.columns.items():
+            rules[name] = rule.over(rules.get(name, Rule()))
+        made = replace(
+            self,
+            scale=options.scale or self.scale,
+            missing=options.missing or self.missing,
+            columns=rules,
+        )
+        return made._with_roles()
+
+    def _with_roles(self) -> Schema:
+        """The schema with the roles that rules of columns give, each column with one role."""
+        given: dict[str, Any] = {}  # str or tuple[str, ...], as the fields
+        for name, rule in self.columns.items():
+            where = f"{self.file} [columns.{name}]"
+            check_rule(rule, where)
+            role = "ignore" if rule.kind == "text" else rule.role
+            many = "ignore" if role == "ignore" else "categories"
+            if role == "ignore" or (role in (None, "feature") and rule.kind == "category"):
+                before = given.get(many, getattr(self, many))
+                given[many] = before if name in before else (*before, name)
+            elif role in ("id", "label", "split", "owner"):
+                if given.get(role, getattr(self, role)) not in (None, name):
+                    both = f"'{given.get(role, getattr(self, role))}' and '{name}'"
+                    raise ConfigError(f"{self.file} gives the role {role} to {both}; give one")
+                given[role] = name
+        schema, roles = replace(self, **given), dict[str, str]()
+        for role in ("id", "label", "split", "owner", "features", "categories", "ignore"):
+            one = getattr(schema, role)
+            for name in (one,) if isinstance(one, str) else one or ():
+                if name in roles:
+                    both = f"column '{name}' as {roles[name]} and as {role}"
+                    raise ConfigError(f"{schema.file} [nodes] gives {both}; a column has one role")
+                roles[name] = role
+        return schema
 
 
 @dataclass(frozen=True)
@@ -106,6 +155,10 @@ class Loading:
     options: OwnOptions = OwnOptions()
     report: OwnReport = field(default_factory=OwnReport)
     encoder: Encoder | None = None  # of a trained model, which new tables are encoded for
+
+    def rule(self, name: str) -> Rule:
+        """The wishes about one column of the nodes."""
+        return self.schema.columns.get(name, Rule())
 
     @property
     def directed(self) -> bool:
@@ -125,6 +178,7 @@ class NodeRoles:
     categories: tuple[str, ...]
     inferred: tuple[str, ...]
     ignored: tuple[str, ...]
+    as_text: tuple[str, ...] = ()  # features whose type a CSV reader must not guess
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -140,7 +194,7 @@ class NodeRoles:
     def texts(self) -> tuple[str, ...]:
         """Columns whose values are names even where they look like numbers (007 is not 7)."""
         roles = [name for name in (self.id, self.split) if name is not None]
-        return (*roles, *self.owners, *self.categories)
+        return (*roles, *self.owners, *self.categories, *self.as_text)
 
 
 def read_schema(path: Path) -> Schema:
@@ -153,8 +207,11 @@ def read_schema(path: Path) -> Schema:
         raise ConfigError(f"schema '{path}' is not readable as TOML ({problem})") from None
     values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
     top = {key: _checked(raw.pop(key), _TEXT, f"{path.name} {key}") for key in _TOP if key in raw}
+    columns = raw.pop("columns", {})
+    if not isinstance(columns, dict):
+        raise ConfigError(f"{path.name}: write a section [columns.NAME] for each column")
     for section, entries in raw.items():
-        check_name(f"section of {path.name}", section, [*_KEYS, *_TOP])
+        check_name(f"section of {path.name}", section, [*_KEYS, "columns", *_TOP])
         if not isinstance(entries, dict):
             raise ConfigError(f"{path.name}: write [{section}] as a section, not as a value")
         for key, value in entries.items():
@@ -165,7 +222,10 @@ def read_schema(path: Path) -> Schema:
         both = f"target = '{top['target']}' and [nodes] label = '{values['label']}'"
         conflict = f"{path.name} gives {both}, but both name the column to predict"
         raise ConfigError(f"{conflict}; leave one of them out")
-    schema = Schema(file=path.name, **values)
+    for key in _DEFAULTS.keys() & values:
+        check_name(f"{path.name} [nodes] {key}", values[key], _DEFAULTS[key])
+    rules = {key: read_rule(one, f"{path.name} [columns.{key}]") for key, one in columns.items()}
+    schema = Schema(file=path.name, **values, columns=rules)
     if schema.task is not None:
         check_name(f"task in {schema.file}", schema.task, TASKS)
         if TASKS[schema.task].many_graphs:  # tables hold one graph
@@ -173,15 +233,7 @@ def read_schema(path: Path) -> Schema:
                 f"{schema.file} gives task = '{schema.task}', but nodes and edges are tables of "
                 'one graph with labels on its nodes; write task = "node", or leave it out'
             )
-    roles: dict[str, str] = {}
-    for role in _KEYS["nodes"]:
-        given = getattr(schema, role)
-        for name in (given,) if isinstance(given, str) else given or ():
-            if name in roles:
-                both = f"column '{name}' as {roles[name]} and as {role}"
-                raise ConfigError(f"{schema.file} [nodes] gives {both}; a column has one role")
-            roles[name] = role
-    return schema
+    return schema._with_roles()
 
 
 def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ...]:
@@ -208,17 +260,22 @@ def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = T
         raise _absent("label", columns, file, "column" if with_id else "attribute")
     split = _role("split", free, columns, schema, file)
     owners = [name for name in (owner, schema.owner) if name is not None]
-    for name in (*owners, *listed):
+    for name in (*owners, *listed, *schema.columns):
         _check_present(name, columns, "option owner" if name == owner else schema.file, file)
     owners += [name for name in free if name.lower() in OWNERS]
     rest = [name for name in free if name not in (label, split, *owners)]
     named = [name for name in rest if name and not name.startswith("__index_level_")]
-    inferred = named if schema.features is None else []
+    if schema.features is not None:
+        named = [name for name in named if name in schema.columns]
+    inferred = named
     given = (schema.features or (), schema.categories)
     numbers, categories = (tuple(name for name in one if name not in owners) for one in given)
     ignored = (*schema.ignore, *(name for name in rest if name not in inferred))
     kept = tuple(dict.fromkeys(owners))
-    return NodeRoles(node_id, label, split, kept, numbers, categories, tuple(inferred), ignored)
+    every = (*numbers, *inferred)
+    texts = tuple(name for name in every if loading.rule(name).read_as_text)
+    features = (numbers, categories, tuple(inferred))
+    return NodeRoles(node_id, label, split, kept, *features, ignored, texts)
 
 
 def edge_roles(columns: Names, loading: Loading, file: str) -> tuple[str, str, str | None]:
