@@ -17,8 +17,8 @@ from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.config import owner_column
 from atoll.experiment.folder import read_result
-from atoll.experiment.predict import Predictions
 from atoll.experiment.predict import predict as predict_new
+from atoll.experiment.predictions import Predictions
 from atoll.experiment.problem import Data
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.experiment.result import Result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow.csv
@@ -52,3 +53,69 @@ def test_a_file_of_another_kind_is_refused_before_any_work(tmp_path: Path) -> No
     done = CliRunner().invoke(main, ["predict", "none", "--data", "x", "--out", "scores.xls"])
     assert done.exit_code == 2
     assert "ends with .parquet or .csv" in done.output
+
+
+def test_alerts_are_written_and_counted(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.csv"
+    words = ["predict", str(run), "--data", str(run.parent / "old"), "--out", str(out)]
+    done = CliRunner().invoke(main, [*words, "--threshold", "0"])
+    assert done.exit_code == 0, done.output
+    assert "60 alerts (p_y at least 0)" in " ".join(done.output.split())
+    table = pyarrow.csv.read_csv(out)
+    assert table.column_names == ["id", "client", "class", "alert", "p_x", "p_y"]
+    assert set(table["alert"].to_pylist()) == {"yes"}
+
+
+NODES, EDGES = "id,label,kind,owner\n60,x,1,a\n61,y,2,b\n", "source,target\n60,61\n"
+BAD: dict[str, tuple[dict[str, str], list[str], str]] = {
+    "another schema": ({"schema.toml": "[nodes]\nlabel = 'kind'\n"}, [], "was trained with"),
+    "fewer columns": ({"nodes.csv": "id,owner\n60,a\n61,b\n"}, [], "lacks 1 of the 2 columns"),
+    "an id twice": ({"nodes.csv": NODES + "60,x,1,a\n"}, [], "gives the id '60' again"),
+    "an unknown node": ({"edges.csv": "source,target\n60,99\n"}, [], "not a node of nodes.csv"),
+    "an unseen class": ({"nodes.csv": NODES + "62,z,1,a\n"}, [], "a class that training never"),
+    "a missing GPU": ({}, ["--device", "cuda"], "torch finds no GPU; use --device cpu"),
+    "a threshold of 2": ({}, ["--threshold", "2"], "give a probability from 0 to 1"),
+    "a threshold of text": ({}, ["--threshold", "high"], "'high' is not a valid float"),
+    "no such seed": ({}, ["--seed", "4"], "has no seed 4; give one from 0 to 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_sentence(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    files, words, sentence = BAD[name]
+    for file, content in ({"nodes.csv": NODES, "edges.csv": EDGES} | files).items():
+        (tmp_path / file).write_text(content)
+    given = ["predict", str(run), "--data", str(tmp_path), "--out", str(tmp_path / "s.csv")]
+    done = CliRunner().invoke(main, [*given, *words])
+    assert done.exit_code == 2, done.output
+    said = " ".join(done.output.split())
+    assert sentence in said
+    assert "Traceback" not in said
+    assert said.lower().count("error: ") == 1
+    assert not (tmp_path / "s.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ("model", "kept no model of seed 0"),
+        ("model/seed-0/encoder.json", "copy the folder whole"),
+        ("model/seed-0/deployed.safetensors", "copy the folder whole"),
+        ("model/seed-0/model.toml", "copy the folder whole"),
+        ("config.toml", "holds no run"),
+    ],
+)
+def test_half_a_folder_gets_one_sentence(
+    lost: str, sentence: str, run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "half")
+    path = tmp_path / "half" / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    words = ["predict", str(tmp_path / "half"), "--data", str(run.parent / "old")]
+    done = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s.csv")])
+    assert done.exit_code == 2, done.output
+    assert sentence in " ".join(done.output.split())
+    assert done.output.count("error: ") == 1

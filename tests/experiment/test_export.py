@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 
 import numpy as np
 import pytest
+import tomli_w
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import atoll
 from atoll.core.errors import AtollError
 from atoll.experiment.export import export
 from atoll.experiment.predict import predict
+from atoll.experiment.threshold import Threshold
 from tests.data.own.graphs import folder
 from tests.experiment.test_run import rings
 
 ALONE = """
-import json, runpy, sys
-sys.modules["atoll"] = None  # importing it fails from here on
+import importlib.util, json, runpy, sys
+sys.path.append(sys.argv[2])
+others = "atoll", "sklearn", "pandas", "pyarrow"
+there = [name for name in others if importlib.util.find_spec(name)]
+assert not there, there
 import torch
 for folder, data in json.loads(sys.argv[1]):
     model = runpy.run_path(folder + "/model.py")
@@ -40,6 +49,26 @@ CASES = [
     ("local", {}, "1", "plain"),
     ("fedtad", {}, "", "plain"),
 ]
+
+
+def fresh(path):
+    """A folder with torch, torch_geometric and what these two require, and no other package."""
+    wanted, seen = ["torch", "torch_geometric"], set()
+    path.mkdir()
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        found = metadata.distribution(name)
+        for line in found.requires or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                wanted.append(needed.name)
+        for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (path / part).exists():
+                (path / part).symlink_to(found.locate_file(part))
+    return path
 
 
 def write(path, weighted=False):
@@ -70,7 +99,9 @@ def found(tables, tmp_path_factory):
         export(run, out, client=client)
         pairs.append((str(out), str(data)))
         expected.append(predict(run, data, client=client or None).logits)
-    words = [sys.executable, "-c", ALONE, json.dumps(pairs)]
+    alone = fresh(path / "packages")
+    # No site-packages, no variables, no user's folder: only the folder given is searched.
+    words = [sys.executable, "-I", "-S", "-c", ALONE, json.dumps(pairs), str(alone)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return list(zip(map(json.loads, done.stdout.splitlines()), expected, strict=True))
@@ -84,6 +115,9 @@ def test_the_exported_model_gives_the_logits(found, case):
 
 def test_the_file_is_a_program(tables, tmp_path):
     atoll.run("fedavg", str(tables["plain"]), out=tmp_path / "run", clients=2, rounds=1)
+    file = tmp_path / "run/model/seed-0/model.toml"
+    chosen = Threshold("max_f1", 0.0, 1, 0.5, 0.5, 0.5).plain()
+    file.write_text(tomli_w.dumps({**tomllib.loads(file.read_text()), "threshold": chosen}))
     export(tmp_path / "run", tmp_path / "model")
     words = [
         tmp_path / "model/model.py",
@@ -93,8 +127,9 @@ def test_the_file_is_a_program(tables, tmp_path):
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300, check=True
     )
     lines = done.stdout.splitlines()
-    assert lines[0] == "id,class,p_x,p_y"
+    assert lines[0] == "id,class,alert,p_x,p_y"
     assert len(lines) == 61
+    assert all(",yes," in line for line in lines[1:])
     assert lines[1].startswith("000,")
     about = json.loads((tmp_path / "model/model.json").read_text())
     assert about["run"]["method"] == "fedavg"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from dataclasses import replace
 
 import numpy as np
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
+import tomli_w
 import torch
 
 import atoll
@@ -16,6 +16,7 @@ from atoll.core.errors import AtollError
 from atoll.experiment import run as run_module
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.predict import Predictor, predict
+from atoll.experiment.threshold import Threshold
 from tests.data.own.graphs import folder
 from tests.experiment.test_run import rings
 
@@ -174,15 +175,30 @@ def test_the_global_model_serves_anyone(runs, tmp_path):
         predict(out, write(tmp_path, ["m0,u,1"], ["m0,n1"], "id,kind,size"), joined=True)
 
 
-def test_predictions_become_a_table(runs, bank, tmp_path):
-    found = predict(runs("fedavg")[0], bank)
-    parquet = pyarrow.parquet.read_table(found.write(tmp_path / "s.parquet"))
-    assert parquet.column_names == ["id", "client", "class", "p_late", "p_paid"]
-    assert parquet.num_rows == 90
-    csv = pyarrow.csv.read_csv(found.write(tmp_path / "s.csv"))
-    assert csv["class"].to_pylist() == parquet["class"].to_pylist() == found.labels.tolist()
-    with pytest.raises(AtollError, match=r"give a file that ends with \.parquet or \.csv"):
-        found.write(tmp_path / "s.txt")
+def test_alerts_follow_the_threshold_of_the_run_or_the_given_one(runs, bank, tmp_path):
+    shutil.copytree(runs("fedavg")[0], tmp_path / "run")
+    chance = predict(tmp_path / "run", bank).probabilities
+    file = tmp_path / "run/model/seed-0/model.toml"
+    value = float(np.sort(chance[:, 0])[45])
+    chosen = Threshold("max_f1", value, 0, 0.5, 0.5, 0.5)
+    file.write_text(tomli_w.dumps({**tomllib.loads(file.read_text()), "threshold": chosen.plain()}))
+    found = predict(tmp_path / "run", bank)
+    assert found.alert == (0, value)
+    np.testing.assert_array_equal(found.alerts, chance[:, 0] >= value)
+    assert 0 < found.alerts.sum() < 90
+    assert predict(tmp_path / "run", bank, threshold=0).alerts.all()  # of the same class
+    assert not predict(tmp_path / "run", bank, threshold=1).alerts.any()
+
+
+def test_a_threshold_without_a_class_to_look_for_is_refused(runs, bank):
+    found = predict(runs("fedavg")[0], bank, threshold=0.5)
+    np.testing.assert_array_equal(found.alerts, found.probabilities[:, 1] >= 0.5)  # the second
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(AtollError, match="give a probability from 0 to 1"):
+            predict(runs("fedavg")[0], bank, threshold=wrong)
+    plain, *_ = runs("fedavg", "lagoon:nodes=300", clients=2)
+    with pytest.raises(AtollError, match="the model has 6 classes and no threshold to replace"):
+        predict(plain, "lagoon:nodes=300", threshold=0.5)
 
 
 def test_clients_without_an_owner_column_join_by_number(bank, tmp_path, runs):

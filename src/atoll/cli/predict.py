@@ -20,6 +20,7 @@ from atoll.cli.options import PATH, command, option
     options.SEED_OF_RUN,
     option("--device NAME", "auto, cpu or cuda.", default="auto"),
     option("--block N", "Nodes at a time.  [default: all that fit]", click.IntRange(min=1)),
+    option("--threshold P", "Alert from this probability on.  [default: the run's own]", float),
     options.QUIET,
     example="atoll predict my-run --data next-week/ --joined --out scores.parquet",
 )
@@ -32,17 +33,28 @@ def predict(
     seed: int | None,
     device: str,
     block: int | None,
+    threshold: float | None,
     quiet: bool,
 ) -> None:
-    """Write id, client, class and the probability of each class for the nodes in NEW."""
+    """Write id, client, class, alert and the probability of each class for the nodes in NEW.
+
+    The column alert (yes or no) needs a threshold: the run's own, or the given one.
+    """
     import numpy as np
 
-    from atoll.experiment.predict import check_table
     from atoll.experiment.predict import predict as predicted
+    from atoll.experiment.predictions import check_table
 
     check_table(out)
     found = predicted(
-        run, data, joined=joined, client=client, seed=seed, device=device, block=block
+        run,
+        data,
+        joined=joined,
+        client=client,
+        seed=seed,
+        device=device,
+        block=block,
+        threshold=threshold,
     )
     found.write(out)
     if not quiet:
@@ -50,5 +62,9 @@ def predict(
         common.print_notes(console, found.notes)
         names, counts = np.unique(found.labels, return_counts=True)
         parts = (f"{count:,} {name}" for name, count in zip(names, counts, strict=True))
-        common.print_text(console, f"{len(found.ids):,} predicted: {', '.join(parts)}", style="")
+        text = f"{len(found.ids):,} predicted: {', '.join(parts)}"
+        if found.alert is not None and (alerts := found.alerts) is not None:
+            name = found.classes[found.alert.positive]
+            text += f"; {alerts.sum():,} alerts (p_{name} at least {found.alert.threshold:g})"
+        common.print_text(console, text, style="")
         common.print_written(console, [out])

@@ -56,6 +56,7 @@ def export(
         "layers": layers,
         "activation": "elu" if isinstance(method.net, GAT) else "relu",
         "classes": trained.classes,
+        "alert": trained.alert(None),  # the number of the class, and its threshold
         "encoder": None if trained.encoder is None else trained.encoder.plain(),
         "run": {name: trained.about[name] for name in ("method", "data", "round", "versions")},
     }

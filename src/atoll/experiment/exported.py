@@ -163,15 +163,16 @@ def _column(encoder: dict[str, Any], role: str, rows: list[dict[str, str]]) -> s
 
 
 def main() -> None:
-    """Print id, class and the probability of each class as CSV."""
+    """Print id, class, alert if there is a threshold, and the probability of each class as CSV."""
     net, about = load()
     ids, x, edges, weight = read_graph(sys.argv[1], sys.argv[2], about)
     with torch.no_grad():
         chances = net(x, edges, weight).softmax(-1)
-    out, classes = csv.writer(sys.stdout), about["classes"]
-    out.writerow(["id", "class", *(f"p_{name}" for name in classes)])
-    for name, row in zip(ids, chances, strict=True):
-        out.writerow([name, classes[int(row.argmax())], *row.tolist()])
+    out, classes, alert = csv.writer(sys.stdout), about["classes"], about["alert"]
+    out.writerow(["id", "class", *(["alert"] if alert else []), *(f"p_{c}" for c in classes)])
+    for name, row in zip(ids, chances.tolist(), strict=True):
+        says = ["yes" if row[alert[0]] >= alert[1] else "no"] if alert else []
+        out.writerow([name, classes[row.index(max(row))], *says, *row])
 
 
 if __name__ == "__main__":

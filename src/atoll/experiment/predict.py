@@ -7,9 +7,8 @@ of nodes, each with all nodes that its predictions look at.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.nn import functional
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.files import write_atomically
 from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Method, client_step
@@ -37,11 +35,13 @@ from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder
-from atoll.experiment.hardware import available_memory, choose_device, tuned_process
+from atoll.experiment.hardware import available_memory, choose_device
 from atoll.experiment.model import SelectedModel, read_encoder
+from atoll.experiment.predictions import Alert, Predictions
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.problem import Data
 from atoll.experiment.protocols import protocol
+from atoll.experiment.threshold import Threshold
 
 BLOCK = 1 << 16  # nodes of a block where a graph does not fit in one piece
 EDGE_BYTES = 150  # of memory for an edge of a graph that is predicted in one piece, at most
@@ -76,52 +76,6 @@ class Predictor:
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
-    """The model's answer for each new node (or graph), in the order of the new data."""
-
-    ids: np.ndarray
-    clients: np.ndarray  # the owner of each; "" where the new data name none
-    logits: np.ndarray  # (N, C)
-    classes: tuple[str, ...]
-    notes: tuple[str, ...] = ()  # sentences about the new data
-
-    @property
-    def probabilities(self) -> np.ndarray:
-        """The probability of each class, (N, C) float64."""
-        return np.asarray(torch.from_numpy(self.logits).double().softmax(-1).numpy())
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The name of the likeliest class, (N,)."""
-        return np.asarray(np.array(self.classes)[self.logits.argmax(-1)])
-
-    def write(self, path: str | Path) -> Path:
-        """Write columns id, client, class and p_CLASS as `.parquet` or `.csv`."""
-        import pyarrow as pa
-        import pyarrow.csv
-        import pyarrow.parquet
-
-        path, content, chances = check_table(path), io.BytesIO(), self.probabilities
-        columns = {"id": self.ids, "client": self.clients, "class": self.labels}
-        columns |= {f"p_{name}": chances[:, place] for place, name in enumerate(self.classes)}
-        table = pa.table(columns)
-        if path.suffix == ".csv":
-            pa.csv.write_csv(table, content)
-        else:
-            pa.parquet.write_table(table, content, compression="zstd")
-        write_atomically(path, content.getvalue())
-        return path
-
-
-def check_table(path: str | Path) -> Path:
-    """Check that predictions can be written to a file of this name, and return its path."""
-    path = Path(path)
-    if path.suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"'{path}' is no table; give a file that ends with .parquet or .csv")
-    return path
-
-
-@dataclass(frozen=True, eq=False)
 class Part:
     """One client's nodes to predict, in a graph with their neighbours."""
 
@@ -135,7 +89,7 @@ class Part:
 class Trained:
     """A run's model, with the method, encoder and device to use it."""
 
-    run: RunFolder
+    path: Path  # of the run's folder, or of a model that a site received
     config: RunConfig
     seed: int
     model: SelectedModel
@@ -150,21 +104,37 @@ class Trained:
         run = RunFolder(folder)
         config, number = run.config, run.config.seed if seed is None else seed
         model = run.model(number)
+        encoder = read_encoder(run.model_folder(number))
+        found = cls.built(folder, config, number, model, encoder, device, method)
+        there, here = run.summary.get("device", found.device.type), found.device.type
+        if there != here:
+            agree = "numbers agree to rounding, not bit for bit"
+            found.notes.append(f"trained on {there}, predicted on {here}: {agree}")
+        return found
+
+    @classmethod
+    def built(
+        cls,
+        path: Path,
+        config: RunConfig,
+        seed: int,
+        model: SelectedModel,
+        encoder: Encoder | None,
+        device: str,
+        method: Method | None = None,
+    ) -> Trained:
+        """A model with its method, built anew unless it is given as an object."""
         if method is None:
             if "method" in config.objects:
                 hint = "give the same object: result.predict(data, method=...)"
-                raise ConfigError(f"the run in '{folder}' trained a method object; {hint}")
+                raise ConfigError(f"the run in '{path}' trained a method object; {hint}")
             about: Mapping[str, Any] = model.about or {}
             method = build_method(config, *(about[key] for key in ("features", "classes", "task")))
         if why := method.why_bound():
             hint = "train another method to predict new nodes: see `atoll methods`"
             raise ConfigError(f"{config.method} cannot predict new nodes: {why}; {hint}")
-        encoder, chosen = read_encoder(run.model_folder(number)), choose_device(device)
-        found = cls(run, config, number, model, encoder, with_privacy(method, config.dp), chosen)
-        if (there := run.summary.get("device", chosen.type)) != chosen.type:
-            agree = "numbers agree to rounding, not bit for bit"
-            found.notes.append(f"trained on {there}, predicted on {chosen.type}: {agree}")
-        return found
+        method, chosen = with_privacy(method, config.dp), choose_device(device)
+        return cls(path, config, seed, model, encoder, method, chosen)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -196,6 +166,39 @@ class Trained:
             hint = f"choose one with --client: {', '.join(self.names[:8])}"
             raise ConfigError(f"{who}, and {why}; {hint}")
         return None
+
+    def alert(self, threshold: float | None) -> Alert | None:
+        """When a prediction is an alert: by this threshold, or by the run's own if it has one."""
+        known, classes = Threshold.of(self.about), len(self.classes)
+        if threshold is None:
+            return None if known is None else Alert(known.positive, known.value)
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"--threshold is {threshold:g}; give a probability from 0 to 1")
+        if known is None and classes != 2:
+            why = f"the model has {classes} classes and no threshold to replace"
+            raise ConfigError(f"--threshold is for models of two classes, but {why}; leave it out")
+        wanted = getattr(self.config, "positive", None)
+        second = 1 if wanted is None else self.classes.index(wanted)
+        return Alert(second if known is None else known.positive, threshold)
+
+    @property
+    def preparations(self) -> tuple[str, ...]:
+        """The changes of a graph before training, but for those that would leave out new nodes."""
+        names = protocol(self.config.protocol).prepare
+        names = ("undirected",) if self.about.get("site") else names  # all that a site does
+        return tuple(name for name in names if name != "largest-component")
+
+    def old_clients(self, count: int) -> list[np.ndarray]:
+        """The old nodes of each client; refuses data that changed, and nodes without a client."""
+        if self.about.get("site"):
+            return [np.arange(count)]
+        found = RunFolder(self.path).partition(self.seed)
+        every = np.concatenate([np.empty(0, np.int32), *found])
+        if not np.array_equal(np.sort(every), np.arange(count)):
+            where = f"'{self.config.data}' has {count} nodes, and the clients had {len(every)}"
+            hint = "--joined needs the same data, each node with one client"
+            raise DataError(f"{where}; {hint}")
+        return found
 
     def check_width(self, found: int, name: str) -> None:
         """Refuse data with more or fewer features."""
@@ -232,7 +235,6 @@ class Trained:
         return tree_map(one, tree)
 
 
-@tuned_process()
 def predict(
     folder: str | Path,
     data: str | Path | Data,
@@ -242,6 +244,7 @@ def predict(
     seed: int | None = None,
     device: str = "auto",
     block: int | None = None,
+    threshold: float | None = None,
     method: Method | None = None,
 ) -> Predictions:
     """Predict the classes of new nodes (or graphs) with the model of a finished run.
@@ -256,9 +259,22 @@ def predict(
         seed: Of the run; by default its first.
         device: "auto", "cpu" or "cuda".
         block: Nodes that are predicted at a time; by default all that fit into memory.
+        threshold: Alert from this probability of the positive class on; by default the run's own.
         method: The method object of a run that was started with one.
     """
     trained = Trained.of(Path(folder), seed, device, method)
+    alert = trained.alert(threshold)
+    return replace(_predicted(trained, data, client, block, joined=joined), alert=alert)
+
+
+def _predicted(
+    trained: Trained,
+    data: str | Path | Data,
+    client: str | None,
+    block: int | None,
+    *,
+    joined: bool,
+) -> Predictions:
     found, start, notes = _load(trained, data, client, joined=joined)
     if not isinstance(found, Source):
         if joined or block:
@@ -269,9 +285,8 @@ def predict(
         has = f"'{found.name}' has {found.classes} classes, more than training saw"
         raise DataError(f"{has} ({trained.method.net.classes}); leave the others out")
     owner = _owners(trained, found, start, client)
-    for name in protocol(trained.config.protocol).prepare:
-        if name != "largest-component":  # it would leave out new nodes
-            found = PREPARATIONS[name](found)
+    for name in trained.preparations:
+        found = PREPARATIONS[name](found)
     logits = _in_pieces(trained, found, owner, start, block)
     numbers = np.arange(start, found.num_nodes)
     ids = found.columns["id"][start:] if "id" in found.columns else numbers - start
@@ -299,7 +314,7 @@ def _load(
             raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
         if is_own(name) and Path(name).suffix not in (".pt", ".pth"):  # tensors need no encoder
             why = "its data were no tables, or an earlier version or a federation made it"
-            problem = f"the run in '{trained.run.path}' has no encoder ({why})"
+            problem = f"the run in '{trained.path}' has no encoder ({why})"
             raise DataError(f"{problem}, so '{name}' cannot be read for it; give tensors (.pt)")
         rules = protocol(config.protocol)
         seed = trained.seed if rules.data_seed is None else rules.data_seed
@@ -326,22 +341,11 @@ def _owners(trained: Trained, source: Source, start: int, client: str | None) ->
         if client is not None:
             owner[start:] = client
     if start:
-        for name, ids in zip(trained.names, _old_clients(trained, start), strict=True):
+        for name, ids in zip(trained.names, trained.old_clients(start), strict=True):
             owner[ids] = name
     if start and client is None and not all(owner[start:]):
         raise ConfigError("the new nodes name no owner to join; choose one with --client NAME")
     return owner.astype(str)
-
-
-def _old_clients(trained: Trained, count: int) -> list[np.ndarray]:
-    """The old nodes of each client; refuses data that changed, and nodes without one client."""
-    found = trained.run.partition(trained.seed)
-    every = np.concatenate([np.empty(0, np.int32), *found])
-    if not np.array_equal(np.sort(every), np.arange(count)):
-        where = f"'{trained.config.data}' has {count} nodes, and the clients had {len(every)}"
-        hint = "--joined needs the same data, each node with one client"
-        raise DataError(f"{where}; {hint}")
-    return found
 
 
 def _in_pieces(

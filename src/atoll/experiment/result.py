@@ -34,7 +34,7 @@ from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from atoll.experiment.predict import Predictions
+    from atoll.experiment.predictions import Predictions
 
 CONFIG, RESULT = "config.toml", "result.json"
 Columns = Mapping[str, np.ndarray]
