@@ -14,11 +14,16 @@ from atoll.testing import small_federation
 pytest.importorskip("nvflare")
 
 
-def test_a_site_answers_with_the_data_that_its_owner_named(tmp_path):
+def test_a_site_answers_with_the_data_that_its_owner_named(tmp_path, monkeypatch):
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+
     from atoll.deploy.jobs import Participant
 
+    unguarded = CoreCell.process_message
+    monkeypatch.setattr(CoreCell, "process_message", unguarded)
     with pytest.raises(ConfigError, match="was not started by `atoll federate site`"):
         Participant().open(tmp_path)
+    assert CoreCell.process_message is not unguarded  # a job's process has a gate from its start
     (tmp_path / "local").mkdir()
     policy = tmp_path / "policy.toml"
     policy.write_text("rounds = 3")

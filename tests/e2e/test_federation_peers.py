@@ -12,6 +12,7 @@ from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from atoll.deploy.kits import provision, server_command, site_command, write_settings
 from atoll.deploy.local import Demo, Processes, free_port
 from tests.e2e.trial import SMALL, Trial, lagoon, serial, submit_evil
+from tests.engines.test_gate import SITE
 
 pytestmark = pytest.mark.federation
 CURIOUS = Path(__file__).with_name("faulty") / "curious.py"
@@ -50,7 +51,9 @@ def test_a_site_cannot_read_or_delete_files_of_another(tmp_path):
         wait_for(kits["server"] / "log.json", "SSL bank-b] is created")
         processes.start("bank-a", curious, logs / "a", kits["bank-a"])
         wait_for(out, "]]")
-    for code, text in json.loads(out.read_text()):
+    found = json.loads(out.read_text())
+    assert set(found["handlers"]) == SITE  # each of which the tests of the gate try
+    for code, text in found["answers"]:
         assert code != "ok"
         assert text == "None"
     assert log.read_text() == "the spent budget\n"

@@ -85,3 +85,54 @@ def test_an_administrator_sees_one_sentence_and_no_traceback(
         AdminSession(Path("k"), "admin")
     assert str(error.value).startswith(sentence)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("lie", ["bytes", "number", "fatal", "honest"])
+def test_an_update_that_flare_cannot_read_is_its_sites_failure(lie, monkeypatch):
+    from types import SimpleNamespace
+
+    from nvflare.apis.fl_constant import ReturnCode
+    from nvflare.apis.shareable import Shareable, make_reply
+    from nvflare.fuel.f3.cellnet import cell
+    from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+    from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+    from nvflare.fuel.utils import fobs
+
+    from atoll.engines.flare import FlareFleet, _Call, read_updates
+
+    ended, got, cancelled = [], [], []
+    monkeypatch.setattr(cell, "decode_payload", cell.decode_payload)
+    monkeypatch.setattr(cell.os, "_exit", ended.append)
+    fleet = FlareFleet(
+        SimpleNamespace(cancel_task=cancelled.append), SimpleNamespace(get_prop=str), None
+    )
+    fleet.calls = {"bank-a": _Call("of a"), "bank-b": _Call("of b")}
+    read_updates(fleet)
+    head = {
+        MessageHeaderKey.ORIGIN: "bank-a.job",
+        StreamHeaderKey.CHANNEL: "server_command",
+        StreamHeaderKey.TOPIC: "submit_update",
+        StreamHeaderKey.PAYLOAD_ENCODING: "fobs",
+    }
+    content = {"fatal": make_reply(ReturnCode.UNSAFE_JOB), "honest": Shareable()}.get(lie, 3)
+    body = b"\xc1 no update" if lie == "bytes" else fobs.dumps(content)
+    info = SimpleNamespace(fqcn="server.job")
+    context = SimpleNamespace(
+        decode_pass_through_channels=(),
+        decode_pass_through_topics=(),
+        get_fobs_context=lambda props: props,
+    )
+    adapter = cell.Adapter(lambda request: got.append(request.payload), info, context)
+    adapter.call(SimpleNamespace(headers=head, result=lambda: body))
+    assert ended == []
+    assert [type(one) for one in got] == [Shareable]
+    answers = {site: call.answer and call.answer.reason for site, call in fleet.calls.items()}
+    assert answers.pop("bank-b") is None
+    if lie == "honest":
+        assert answers == {"bank-a": None}
+    else:
+        assert "its answer cannot be read" in answers["bank-a"]
+        assert cancelled == ["of a"]
+        fleet.refuse("bank-a", "again")
+        fleet.refuse("unknown", "again")
+        assert cancelled == ["of a"]

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
+from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message as CellMessage
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.admin_defs import Message
@@ -25,8 +28,6 @@ from atoll.engines.gate import (
     ServerGate,
     SiteGate,
     job_text,
-    refuse_peers,
-    refuse_transit,
     site_job,
 )
 
@@ -37,6 +38,7 @@ NUMBER = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
 def processors(monkeypatch):
     known = list(ClientRequestProcessors.request_processors)
     monkeypatch.setattr(ClientRequestProcessors, "request_processors", known)
+    monkeypatch.setattr(CoreCell, "process_message", CoreCell.process_message)
     return known
 
 
@@ -152,72 +154,188 @@ def test_a_job_chooses_nothing_about_its_process(topic, lie, processors):
     assert "described" in json.dumps(ask(processors, topic, archive(), job=None).body)
 
 
-@pytest.mark.parametrize(
-    ("origin", "answered"),
-    [
-        ("server", True),
-        (f"server.{NUMBER}", True),
-        (f"bank-a.{NUMBER}", True),
-        ("bank-b", False),
-        (f"bank-b.{NUMBER}", False),
-        ("server-2", False),
-        ("bank-a-2", False),
-        ("", False),
-    ],
-)
-def test_a_site_answers_no_other_site(origin, answered, processors):
-    filters = []
-    core = SimpleNamespace(add_incoming_request_filter=lambda **given: filters.append(given))
-    cell = SimpleNamespace(core_cell=core, get_fqcn=lambda: "bank-a")
-    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_cell=lambda: cell))
-    SiteGate().handle_event(EventType.SYSTEM_BOOTSTRAP, context)
-    (given,) = filters
-    assert given == {"channel": "*", "topic": "*", "cb": refuse_peers, "own": "bank-a"}
-    reply = refuse_peers(CellMessage({MessageHeaderKey.ORIGIN: origin}), own="bank-a")
-    assert (
-        reply is None
-        if answered
-        else reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED
-    )
-
-
 JOB = f"server.{NUMBER}"
+WORKER = f"bank-a.{NUMBER}"
+NET = [
+    "bulk_item", "bulk_test", "cells", "change_root", "comm_config", "config_vars", "conns",
+    "echo", "heartbeat", "list_pools", "msg_stats", "peers", "process_info", "route",
+    "show_pool", "speed", "start_route", "stop", "stop_cell", "stress", "url_use",
+]  # fmt: skip
+EVERYWHERE = {
+    *(f"_net_manager:{topic}" for topic in NET),
+    "aux_communication:*",
+    "cellnet.channel:bulk",
+    "cellnet.channel:bye",
+    "credential_manager:key_exchange",
+    "sm__STREAM:sm__ACK",
+    "sm__STREAM:sm__DATA",
+    "sm__STREAM:sm__ERROR",
+}
+WORK = {"server_command:get_task", "server_command:submit_update"}
+SITE = EVERYWHERE | WORK | {"admin:*"}
+"""What the process of a site registers; tests/e2e/test_federation_peers.py looks into one."""
+SITE_JOB = EVERYWHERE | WORK | {
+    "client_command:*",
+    "download_service__:download_service__download",
+    "download_service__:download_service__source_failure",
+}  # fmt: skip
+SERVER = EVERYWHERE | {
+    "download_service__:download_service__download",
+    "download_service__:download_service__source_failure",
+    "hci_channel:*",
+    "server_parent_listener:*",
+    *(f"task:{topic}" for topic in ("challenge", "heart_beat", "quit", "register")),
+    "task:report_job_failure",
+}
+AUX = [
+    "ObjectStreamer.Abort", "ObjectStreamer.Request", "RM.RELIABLE_REPLY", "RM.RELIABLE_REQUEST",
+    "__do_task__", "__end_run__", "__job_heartbeat__", "__sync_runner__", "__task_check__",
+    "fed.event",
+]  # fmt: skip
+"""Topics of auxiliary messages that have a handler in some process."""
+COMMANDS = ["check_status", "abort", "abort_task", "shutdown", "show_stats", "configure_job_log"]
 
 
-@pytest.mark.parametrize(
-    ("origin", "target", "channel", "topic", "passed"),
-    [
-        ("bank-a", "server", CellChannel.SERVER_MAIN, "heart_beat", True),
-        (f"bank-a.{NUMBER}", JOB, CellChannel.SERVER_COMMAND, "get_task", True),
-        (f"bank-a.{NUMBER}", JOB, CellChannel.SERVER_COMMAND, "submit_update", True),
-        (f"bank-a.{NUMBER}", "bank-a", CellChannel.AUX_COMMUNICATION, "x", True),
-        ("admin", "server", CellChannel.HCI, "command", True),
-        (JOB, "server", CellChannel.SERVER_PARENT_LISTENER, "heartbeat", True),
-        ("server", "bank-a", CellChannel.CLIENT_MAIN, TrainingTopic.DEPLOY, True),
-        ("bank-a", "bank-b", CellChannel.CLIENT_MAIN, SysCommandTopic.SHELL, False),
-        ("bank-a", f"bank-b.{NUMBER}", CellChannel.CLIENT_COMMAND, "abort", False),
-        ("bank-a", "server", CellChannel.SERVER_PARENT_LISTENER, "update_run_status", False),
-        ("bank-a", "server", CellChannel.SERVER_PARENT_LISTENER, "get_clients", False),
-        ("bank-a", "server", "_net_manager", "process_info", False),
-        ("bank-a", JOB, CellChannel.SERVER_COMMAND, "abort", False),
-        ("bank-a", JOB, CellChannel.SERVER_COMMAND, None, False),
-    ],
-)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_the_server_passes_nothing_on_and_runs_no_order_of_a_site(
-    origin, target, channel, topic, passed, streamed
-):
-    filters = []
-    core = SimpleNamespace(add_incoming_filter=lambda **given: filters.append(given))
-    cell = SimpleNamespace(core_cell=core)
-    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_cell=lambda: cell))
-    ServerGate().handle_event(EventType.SYSTEM_BOOTSTRAP, context)
-    assert filters == [{"channel": "*", "topic": "*", "cb": refuse_transit}]
+def requests(registered):
+    """A channel and a topic for each handler, several for one that reads the topic itself."""
+    topics = {"aux_communication": AUX, "client_command": COMMANDS, "hci_channel": ["command"]}
+    for name in sorted(registered - {"sm__STREAM:sm__DATA"}):
+        channel, topic = name.split(":")
+        yield from (
+            (channel, one) for one in (topics.get(channel, ["x"]) if topic == "*" else [topic])
+        )
+
+
+def message(channel, topic, origin="server", target="bank-a", streamed=False, kind="req"):
     head = {MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.DESTINATION: target}
     where = {MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic}
     if streamed:
-        where = {MessageHeaderKey.CHANNEL: "stream", MessageHeaderKey.TOPIC: "data"}
-        where |= {StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: topic or "none"}
-    reply = refuse_transit(CellMessage({**head, **where}))
-    code = ReturnCode.UNAUTHENTICATED
-    assert reply is None if passed else reply.get_header(MessageHeaderKey.RETURN_CODE) == code
+        where = {MessageHeaderKey.CHANNEL: "sm__STREAM", MessageHeaderKey.TOPIC: "sm__DATA"}
+        where |= {StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: topic}
+    return CellMessage({**head, **where, MessageHeaderKey.MSG_TYPE: kind})
+
+
+class Received:
+    """A cell of FLARE behind a gate, and the messages that got through to it."""
+
+    def __init__(self, fqcn):
+        self.cell = CoreCell.__new__(CoreCell)
+        self.cell.my_info, self.found = FqcnInfo(fqcn), []
+        self.cell._process_received_msg = lambda *given: self.found.append(given[-1])
+
+    def passes(self, message, sender="server", name=None):
+        props = {} if name is None else {"peer_cn": name}
+        connection = SimpleNamespace(get_conn_properties=lambda: props)
+        before = len(self.found)
+        self.cell.process_message(Endpoint(sender), connection, 1, message)
+        return len(self.found) > before
+
+
+def passed(registered, cell, streamed, **who):
+    sender, name = who.pop("sender"), who.pop("name", None)
+    return {
+        f"{channel}:{topic}"
+        for channel, topic in requests(registered)
+        if cell.passes(message(channel, topic, streamed=streamed, **who), sender, name)
+    }
+
+
+STREAM = {"cellnet.channel:bye", "sm__STREAM:sm__ACK", "sm__STREAM:sm__ERROR"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_every_handler_of_a_site_is_open_by_name_or_closed(streamed, processors):
+    SiteGate()
+    to_parent, to_job = (
+        {"origin": origin, "sender": "server", "target": target}
+        for origin, target in (("server", "bank-a"), (JOB, WORKER))
+    )
+    end = "aux_communication:__end_run__"
+    assert passed(SITE, Received("bank-a"), streamed, **to_parent) == STREAM | {"admin:x", end}
+    assert passed(SITE_JOB, Received(WORKER), streamed, **to_job) == STREAM | {end}
+    own = {"origin": "bank-a", "sender": "bank-a", "target": WORKER}
+    assert "client_command:abort" in passed(SITE_JOB, Received(WORKER), streamed, **own)
+    # A lying server sends under the site's own name.
+    lie = {"origin": "bank-a", "sender": "server", "target": WORKER}
+    assert passed(SITE_JOB, Received(WORKER), streamed, **lie) == set()
+    for other in ("bank-b", f"bank-b.{NUMBER}", "server-2", "bank-a-2", ""):
+        peer = {"origin": other, "sender": "server", "target": "bank-a"}
+        assert passed(SITE, Received("bank-a"), streamed, **peer) == set()
+
+
+TASKS = {f"task:{topic}" for topic in ("challenge", "register")}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_every_handler_of_a_server_is_open_by_name_or_closed(streamed, processors):
+    ServerGate()
+    cell, site = Received("server"), {"sender": WORKER, "name": "bank-a"}
+    to_parent = {"origin": "bank-a", "target": "server", **site}
+    work = {
+        *WORK,
+        *(f"aux_communication:__{t}__" for t in ("job_heartbeat", "sync_runner", "task_check")),
+    }
+    more = {f"task:{topic}" for topic in ("heart_beat", "quit", "report_job_failure")}
+    assert passed(SERVER | WORK, cell, streamed, **to_parent) == STREAM | TASKS | more | work
+    job = {"origin": WORKER, "target": JOB, **site}
+    assert passed(EVERYWHERE | WORK, cell, streamed, **job) == STREAM | work
+    orders = {
+        f"server_command:{topic}" for topic in ("abort", "app_command", "handle_dead_job", "x")
+    }
+    assert passed(orders, cell, streamed, **job) == set()
+    for target in ("bank-b", f"bank-b.{NUMBER}", "bank-a", "", "admin"):
+        assert passed(SITE | SITE_JOB, cell, streamed, **{**job, "target": target}) == set()
+    for origin in ("server", JOB, "bank-b"):  # FLARE does not compare it with the certificate
+        assert passed(SERVER, cell, streamed, **{**to_parent, "origin": origin}) == set()
+    admin = {"origin": "_admin_1", "sender": "_admin_1", "target": "server"}
+    found = passed(SERVER, cell, streamed, **admin, name="admin@atoll.federation")
+    files = {f"aux_communication:ObjectStreamer.{topic}" for topic in ("Abort", "Request")}
+    assert found == STREAM | TASKS | files | {
+        "hci_channel:command", "download_service__:download_service__download",
+    }  # fmt: skip
+    # A site can connect under such a name, but with its own certificate.
+    assert "hci_channel:command" not in passed(SERVER, cell, streamed, **admin, name="bank-a")
+    own = {"origin": JOB, "sender": JOB, "target": "server"}
+    assert "server_parent_listener:x" in passed(SERVER, cell, streamed, **own)
+
+
+def test_a_message_that_only_claims_to_be_a_stream_counts_as_it_is(processors):
+    ServerGate()
+    place = {"origin": "bank-a", "target": "server"}
+    lie = message("_net_manager", "stop", **place)
+    lie.set_header(StreamHeaderKey.CHANNEL, CellChannel.SERVER_MAIN)
+    lie.set_header(StreamHeaderKey.TOPIC, "heart_beat")
+    assert not Received("server").passes(lie, "bank-a", "bank-a")
+    odd = message(["_net_manager"], {"a": 1}, **place)
+    assert not Received("server").passes(odd, "bank-a", "bank-a")
+
+
+def test_a_bulk_is_refused_whatever_it_holds(processors):
+    SiteGate()
+    inner = TargetMessage("bank-a", "aux_communication", "__end_run__", CellMessage())
+    bulk = message("cellnet.channel", "bulk")
+    bulk.payload = [inner.to_dict()]
+    assert not Received("bank-a").passes(bulk)
+
+
+def test_a_reply_passes(processors):
+    SiteGate()
+    assert Received("bank-a").passes(message("task", "heart_beat", kind="reply"))
+
+
+def test_a_site_cannot_claim_the_errors_that_end_a_job(processors):
+    ServerGate()
+    error = message("sm__STREAM", "sm__ERROR", origin=WORKER, target=JOB)
+    error.set_header(StreamHeaderKey.ERROR_TYPE, "BlobSizeError")
+    assert Received("server").passes(error, WORKER, "bank-a")
+    assert error.get_header(StreamHeaderKey.ERROR_TYPE) is None
+    filters = []
+    core = SimpleNamespace(add_incoming_request_filter=lambda **given: filters.append(given))
+    cell = SimpleNamespace(core_cell=core)
+    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_cell=lambda: cell))
+    ServerGate().handle_event(EventType.SYSTEM_BOOTSTRAP, context)
+    (given,) = filters
+    report = CellMessage({}, {"job_id": NUMBER, "code": 101, "reason": "a lie"})
+    assert given.pop("cb")(report) is None
+    assert given == {"channel": "task", "topic": "report_job_failure"}
+    assert report.payload == {"job_id": NUMBER, "reason": "a lie"}

@@ -24,12 +24,17 @@ import msgspec
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.fed.server.server_runner import ServerRunner
 
 from atoll.core.errors import AtollError, ClientLost, WireError
 from atoll.engines.fleet import (
@@ -44,7 +49,7 @@ from atoll.engines.fleet import (
     one_line,
     pause,
 )
-from atoll.engines.gate import close_to_peers
+from atoll.engines.gate import close_site
 
 TASK = "atoll"
 HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
@@ -91,6 +96,7 @@ class FlareFleet:
         self.controller, self.fl_ctx, self.stop = controller, fl_ctx, stop
         self.changed = threading.Condition()
         self.gone: set[str] = set()
+        self.calls: dict[str, _Call] = {}  # of the step under way
         self.pings: dict[str, _Call] = {}
         self.runner = fl_ctx.get_prop(FLContextKey.RUNNER)
 
@@ -99,7 +105,9 @@ class FlareFleet:
 
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
         there = self._connected()
-        calls = {s: self._send(s, p) for s, p in packets.items() if s in there}
+        self.calls = calls = dict[str, _Call]()
+        for site in packets.keys() & there:
+            calls[site] = self._send(site, packets[site])
         began = time.monotonic()
         with self.changed:
             while not self.stop.triggered and (left := began + timeout - time.monotonic()) > 0:
@@ -157,8 +165,44 @@ class FlareFleet:
             self.gone = self.gone | {site} if gone else self.gone - {site}
             self.changed.notify_all()
 
+    def refuse(self, site: str, reason: str) -> None:
+        """Let a site's answer to the step under way count as a failure."""
+        with self.changed:
+            call = self.calls.get(site)
+            if call is None or call.answer is not None:
+                return
+            call.answer = Failure(BAD, reason)
+            self.changed.notify_all()
+        self.controller.cancel_task(call.task)
+
     def close(self) -> None:
         self.controller.cancel_all_tasks()
+
+
+def read_updates(fleet: FlareFleet) -> None:
+    """Let an update that cannot be decoded, or asks to end the job, be its site's failure.
+
+    FLARE would end the job's process for the first, and the run for the second.
+    """
+    decode = cell.decode_payload
+
+    def decode_payload(message: Any, *args: object, **options: object) -> None:
+        head = message.get_header
+        asked = head(StreamHeaderKey.CHANNEL), head(StreamHeaderKey.TOPIC)
+        if asked != (CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE):
+            decode(message, *args, **options)
+            return
+        try:
+            decode(message, *args, **options)
+            if message.payload.get_return_code() not in ServerRunner.ABORT_RETURN_CODES:
+                return
+        except Exception:  # a decoder can fail in any way
+            logging.getLogger(__name__).exception("an update cannot be decoded")
+        site = FQCN.get_root(str(head(MessageHeaderKey.ORIGIN)))
+        fleet.refuse(site, "its answer cannot be read, or asks to end the job; see its log")
+        message.payload = Shareable()  # which FLARE drops, because no task belongs to it
+
+    cell.decode_payload = decode_payload
 
 
 def _answer(result: object) -> Packet | Failure:
@@ -197,6 +241,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         workspace = fl_ctx.get_engine().get_workspace()
         self.fleet = FlareFleet(self, fl_ctx, abort_signal)
+        read_updates(self.fleet)
         out = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "atoll"
         try:
             self.main(self.fleet, Path(workspace.get_root_dir()), out)
@@ -224,6 +269,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
     def __init__(self) -> None:
         super().__init__()
         self.answer: Callable[[Packet], Packet] | None = None
+        close_site()  # before FLARE connects this process
 
     @abstractmethod
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
@@ -233,9 +279,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         """Called after each answer has left."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.ABOUT_TO_START_RUN:
-            close_to_peers(fl_ctx)
-        elif event_type == EventType.AFTER_SEND_TASK_RESULT:
+        if event_type == EventType.AFTER_SEND_TASK_RESULT:
             self.sent()
 
     def execute(

@@ -1,32 +1,50 @@
 """Gates: the requests that a party's process of FLARE answers, and from whom.
 
-FLARE's client prints files (`cat`), deletes folders and names its machine's software for whoever
-asks in the right words. It trusts the server to check rights, and the server passes on what one
-site sends to another, and obeys a site that poses as one of the server's own jobs. A kit names its
-gate in `local/atoll__p_resources.json`, so that every way to start the party has it: a site answers
-only what a run needs, and only to the server; a server passes nothing on between sites.
+FLARE's client prints files (`cat`), deletes folders and names its machine's software for any party
+that knows the request. It relies on the server to check rights. The server forwards messages
+between sites, and obeys a site that poses as one of the server's own jobs. A kit names its gate in
+`local/atoll__p_resources.json`, so that each start of the party loads it. A gate drops every
+message whose channel and topic are not in a list, before FLARE reads it.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    MessageHeaderKey,
+    MessageType,
+)
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
-from nvflare.fuel.f3.cellnet.utils import make_reply
-from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.endpoint import Endpoint
+from nvflare.fuel.f3.message import Message as CellMessage
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_ACK_TOPIC,
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamHeaderKey,
+)
 from nvflare.private.admin_defs import Message, error_reply
-from nvflare.private.defs import RequestHeader, TrainingTopic
+from nvflare.private.defs import JobFailureMsgKey, RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
 TOPICS = {
     TrainingTopic.ABORT,
@@ -62,10 +80,44 @@ UNUSED = (
 )
 """What FLARE lets a job choose for its process at a site, and Atoll's job never does."""
 
-INTERNAL = ("_net_manager", CellChannel.SERVER_PARENT_LISTENER)
-"""Channels between the server's own processes, and for FLARE's network tests."""
-ASKED = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
-"""All that a site asks of a job on the server."""
+ANY = "*"
+FAILED = CellChannelTopic.REPORT_JOB_FAILURE
+COMMON = {
+    (STREAM_CHANNEL, STREAM_ACK_TOPIC),
+    (STREAM_CHANNEL, STREAM_ERROR_TOPIC),
+    (CellChannel.CELLNET, CellChannelTopic.Bye),
+    (CellChannel.RETURN_ONLY, ANY),  # a reply
+}
+"""Channels and topics that any party may send; bulks, network tests and others are in no list."""
+TO_SITE = {
+    *COMMON,
+    (CellChannel.CLIENT_MAIN, ANY),  # which `TOPICS` narrows
+    (CellChannel.AUX_COMMUNICATION, ReservedTopic.END_RUN),
+}
+JOIN = {
+    (CellChannel.SERVER_MAIN, CellChannelTopic.Challenge),
+    (CellChannel.SERVER_MAIN, CellChannelTopic.Register),
+}
+FROM_SITE = {
+    *COMMON,
+    *JOIN,
+    (CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT),
+    (CellChannel.SERVER_MAIN, CellChannelTopic.Quit),
+    (CellChannel.SERVER_MAIN, FAILED),
+    (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK),
+    (CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE),
+    (CellChannel.AUX_COMMUNICATION, ReservedTopic.JOB_HEART_BEAT),
+    (CellChannel.AUX_COMMUNICATION, ReservedTopic.SYNC_RUNNER),
+    (CellChannel.AUX_COMMUNICATION, ReservedTopic.TASK_CHECK),
+}
+FROM_ADMIN = {
+    *COMMON,
+    *JOIN,
+    (CellChannel.HCI, ANY),  # which has its own rights
+    (CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_REQUEST),  # to submit a job
+    (CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_ABORT),
+    (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC),  # to download its result
+}
 
 
 def site_job(interval: float) -> dict[str, object]:
@@ -141,52 +193,91 @@ class SiteGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
         super().__init__()
         known = ClientRequestProcessors.request_processors
         known[:] = [Checked(one) for one in known if TOPICS.issuperset(one.get_topics())]
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_BOOTSTRAP:  # connected, but not registered yet
-            close_to_peers(fl_ctx)
-
-
-def close_to_peers(fl_ctx: FLContext) -> None:
-    """Have this process answer the server and the site's own processes alone."""
-    cell = fl_ctx.get_engine().get_cell()
-    own = FQCN.get_root(cell.get_fqcn())
-    cell.core_cell.add_incoming_request_filter(channel="*", topic="*", cb=refuse_peers, own=own)
-
-
-def refuse_peers(message: Any, own: str) -> Any:
-    """A refusal for the request of another site or an administrator; None for any other."""
-    # An honest server lets no party send under the name of another one.
-    origin = str(message.get_header(MessageHeaderKey.ORIGIN, ""))
-    if FQCN.get_root(origin) in (FQCN.ROOT_SERVER, own):
-        return None
-    return make_reply(ReturnCode.UNAUTHENTICATED, error="a site answers its server alone")
+        close_site()
 
 
 class ServerGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
     """Narrows the server's process, through which all messages of sites pass."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        _guard(passes_server)
+
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             core = fl_ctx.get_engine().get_cell().core_cell
-            core.add_incoming_filter(channel="*", topic="*", cb=refuse_transit)
+            failed = {"channel": CellChannel.SERVER_MAIN, "topic": FAILED}
+            core.add_incoming_request_filter(**failed, cb=forget_code)
 
 
-def refuse_transit(message: Any) -> Any:
-    """A refusal for a message between two parties, or for the server's own business, else None."""
-    origin, target = (
-        FQCN.get_root(str(message.get_header(key, "")))
-        for key in (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION)
-    )
-    # A stream has the channel and the topic of its content in separate headers.
-    channel, topic = (
-        message.get_header(inner) or message.get_header(outer)
-        for inner, outer in (
-            (StreamHeaderKey.CHANNEL, MessageHeaderKey.CHANNEL),
-            (StreamHeaderKey.TOPIC, MessageHeaderKey.TOPIC),
-        )
-    )
-    strange = channel in INTERNAL or (channel == CellChannel.SERVER_COMMAND and topic not in ASKED)
-    if origin == FQCN.ROOT_SERVER or (target in (FQCN.ROOT_SERVER, origin) and not strange):
-        return None
-    return make_reply(ReturnCode.UNAUTHENTICATED, error="the server answers runs alone")
+def close_site() -> None:
+    """Have this process of a site answer the requests of a run, and only to the server."""
+    _guard(passes_site)
+
+
+def _guard(passes: Callable[[CoreCell, Endpoint, object, CellMessage], bool]) -> None:
+    """Drop every message that a rule does not let pass, before FLARE decodes any part of it."""
+    process = CoreCell.process_message
+
+    def process_message(
+        self: CoreCell, endpoint: Endpoint, connection: Any, app_id: int, message: CellMessage
+    ) -> None:
+        name = connection.get_conn_properties().get(DriverParams.PEER_CN.value)
+        if passes(self, endpoint, name, message):
+            process(self, endpoint, connection, app_id, message)
+        else:
+            place = [str(word)[:100] for word in (endpoint.name, *asked(message))]
+            logging.getLogger(__name__).warning("a message was refused: %s", place)
+
+    CoreCell.process_message = process_message
+
+
+def asked(message: CellMessage) -> tuple[str, str]:
+    """The channel and the topic by which FLARE finds the handler of a message."""
+    head = message.get_header
+    found = str(head(MessageHeaderKey.CHANNEL)), str(head(MessageHeaderKey.TOPIC))
+    if found == (STREAM_CHANNEL, STREAM_DATA_TOPIC):  # part of a longer message
+        return str(head(StreamHeaderKey.CHANNEL)), str(head(StreamHeaderKey.TOPIC))
+    return found
+
+
+def _listed(message: CellMessage, known: set[tuple[str, str]]) -> bool:
+    """Whether a message is a reply, or a request that is in a list."""
+    if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
+        return True
+    channel, topic = asked(message)
+    return not known.isdisjoint({(channel, topic), (channel, ANY)})
+
+
+def _root(message: CellMessage, key: str) -> str:
+    return str(FQCN.get_root(str(message.get_header(key, ""))))
+
+
+def passes_site(cell: CoreCell, endpoint: Endpoint, _name: object, message: CellMessage) -> bool:
+    """Whether a site takes a message: all of its own processes, few requests of the server."""
+    own, origin = cell.my_info.root, _root(message, MessageHeaderKey.ORIGIN)
+    if origin == own:  # the server could send under this name too
+        return bool(FQCN.get_root(endpoint.name) == own)
+    return origin == FQCN.ROOT_SERVER and _listed(message, TO_SITE)
+
+
+def passes_server(_cell: CoreCell, endpoint: Endpoint, name: object, message: CellMessage) -> bool:
+    """Whether a server takes a message: all of its own processes, few requests of others.
+
+    FLARE compared the endpoint with the certificate's name. A message may name another origin.
+    """
+    sender = FQCN.get_root(endpoint.name)
+    if sender == FQCN.ROOT_SERVER:
+        return True
+    # For one kind of error FLARE ends the job's process. A site could just claim that error.
+    message.remove_header(StreamHeaderKey.ERROR_TYPE)
+    origin, target = MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION
+    if (_root(message, origin), _root(message, target)) != (sender, FQCN.ROOT_SERVER):
+        return False
+    return _listed(message, FROM_ADMIN if "@" in str(name) else FROM_SITE)
+
+
+def forget_code(message: CellMessage) -> None:
+    """Take the code out of a site's report that its job failed: FLARE would end the whole job."""
+    if isinstance(message.payload, dict):
+        message.payload.pop(JobFailureMsgKey.CODE, None)

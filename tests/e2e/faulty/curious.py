@@ -27,7 +27,8 @@ def ask(client, target, questions, out):
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
         text = str(getattr(reply.payload, "body", reply.payload))
         found.append([code, text])
-    out.write_text(json.dumps(found))
+    handlers = sorted(client.cell.core_cell.req_reg.reg)
+    out.write_text(json.dumps({"handlers": handlers, "answers": found}))
 
 
 def main():

@@ -30,6 +30,42 @@ def spoil(kind, body):
     }[kind]()
 
 
+def undecodable():
+    """Send bytes that FLARE cannot decode in place of the next answers."""
+    from nvflare.fuel.f3.cellnet.cell import Cell
+
+    send = Cell._send_one_request
+
+    def garbage(self, channel, target, topic, request, *more):
+        if topic == "submit_update":
+            request.payload = b"\xc1 no update"
+        return send(self, channel, target, topic, request, *more)
+
+    Cell._send_one_request = garbage
+
+
+def fatal():
+    """Give a return code for which FLARE ends the whole job."""
+    from nvflare.apis.fl_constant import ReturnCode
+    from nvflare.apis.shareable import make_reply
+
+    from atoll.engines.flare import SiteExecutor
+
+    SiteExecutor.execute = lambda *_: make_reply(ReturnCode.UNSAFE_JOB)
+
+
+def crash():
+    """End the process with a code for which FLARE ends the whole job."""
+    import os
+
+    from nvflare.fuel.common.exit_codes import ProcessExitCode
+
+    os._exit(ProcessExitCode.EXCEPTION)
+
+
+ACTIONS = {"undecodable": undecodable, "fatal": fatal, "crash": crash}
+
+
 def install():
     from atoll.deploy import jobs
     from atoll.engines.fleet import Packet
@@ -43,6 +79,9 @@ def install():
         def spoiled(packet):
             found, head = answer(packet), packet.head
             if kind and head.get("step") == "train" and head["round"] >= FIRST:
+                if kind in ACTIONS:
+                    ACTIONS[kind]()
+                    return found
                 return Packet(found.head, spoil(kind, found.body))
             return found
 
