@@ -10,7 +10,7 @@ import time
 import pytest
 
 from atoll.core import files
-from atoll.core.files import clear_left_over, replacing, write_atomically
+from atoll.core.files import clear_left_over, finish_replacing, replacing, write_atomically
 
 
 def test_a_file_in_a_new_folder_is_written_and_replaced(tmp_path):
@@ -111,3 +111,25 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path):
         (new / "missing").read_bytes()
     assert [path.name for path in place.iterdir()] == ["two"]
     assert [path.name for path in place.parent.iterdir()] == ["folder"]
+
+
+def test_a_file_is_for_its_owner_alone_from_its_start(tmp_path, monkeypatch):
+    seen, replace = [], os.replace
+
+    def look(old, new):
+        seen.append(os.stat(old).st_mode & 0o777)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", look)
+    write_atomically(tmp_path / "private", b"", mode=0o600)
+    assert seen == [0o600]
+
+
+@pytest.mark.parametrize("end", [finish_replacing, lambda place: replacing(place).__enter__()])
+def test_a_kill_between_two_renames_loses_no_folder(end, tmp_path):
+    place, left = tmp_path / "startup", tmp_path / ".startup.killed"
+    (left / "old" / "one").mkdir(parents=True)
+    (left / "new" / "two").mkdir(parents=True)
+    end(place)
+    assert [path.name for path in place.iterdir()] == ["two"]
+    assert not left.exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.core.errors import DataError
 from atoll.deploy.activity import Budget, ServerActivity, ServerRun, SiteActivity
 from atoll.deploy.audit import Audit
 from atoll.deploy.coordinator import coordinate
@@ -116,3 +117,16 @@ def test_a_party_whose_state_is_elsewhere_is_read_there(tmp_path):
     Audit(state / "runs" / "r" / "audit.jsonl").note("start", run="r", sites=["a"])
     assert [run.name for run in SiteActivity(tmp_path).read()] == ["r-0"]
     assert [run.name for run in ServerActivity(tmp_path).read()] == ["r"]
+
+
+@pytest.mark.parametrize("kind", [SiteActivity, ServerRun])
+@pytest.mark.parametrize("event", ["sent", "refused", "round", "step", "start", "back"])
+def test_an_event_without_its_fields_is_one_sentence(kind, event, tmp_path):
+    folder = tmp_path / "atoll" if kind is SiteActivity else tmp_path
+    Audit(folder / "audit.jsonl").note(event, run="r-0")
+    known = {SiteActivity: ("sent", "refused"), ServerRun: ("round", "step", "start", "back")}
+    if event in known[kind]:
+        with pytest.raises(DataError, match=f"an event '{event}' that cannot be used .KeyError"):
+            kind(tmp_path).read()
+    else:
+        kind(tmp_path).read()

@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from atoll.deploy.audit import check_audit
 from atoll.deploy.coordinator import Order, coordinate
 from atoll.deploy.delivery import PURPOSE, Sealed, Signer, deliver, receive, verify_model
 from atoll.deploy.kits import provision
+from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
@@ -368,7 +370,7 @@ def test_a_crash_leaves_a_whole_model_or_none(trial, monkeypatch):
     left.mkdir()
     assert trial.sites["site-1"].answer(packet).head == {}
     assert verify_model(trial.model(), trial.kits / "site-1").atoll == "9"
-    assert [path.name for path in trial.model().parent.iterdir()] == ["model"]
+    assert {path.name for path in trial.model().parent.iterdir()} == {".lock", "model"}
 
 
 def test_a_site_without_the_state_of_the_selected_round_notes_it(trial):
@@ -384,3 +386,40 @@ def test_the_server_needs_its_key(trial):
     (trial.kits / "server" / "startup" / "server.key").write_text("nonsense")
     with pytest.raises(AtollError, match="the server's key in"):
         Signer(trial.kits / "server")
+
+
+def test_a_damaged_model_is_replaced_and_a_file_of_the_owner_stays(trial):
+    trial.run()
+    file = trial.model() / "seed-0" / "deployed.safetensors"
+    whole = file.read_bytes()
+    for damage in (lambda: file.write_bytes(whole[:-1]), file.unlink):
+        damage()
+        assert trial.sites["site-1"].answer(trial.packets["site-1"]).head == {}
+        assert file.read_bytes() == whole
+    assert len(trial.sites["site-1"].audit.events(event="replaced")) == 2
+    own = trial.model() / "notes.txt"
+    own.write_text("mine")
+    assert (
+        "was not delivered" in trial.sites["site-1"].answer(trial.packets["site-1"]).head["reason"]
+    )
+    assert own.read_text() == "mine"
+
+
+def test_one_delivery_at_a_time(trial, monkeypatch):
+    trial.run()
+    shutil.rmtree(trial.model())
+    monkeypatch.setattr(delivery, "FolderLock", partial(FolderLock, wait=0.0))
+    with FolderLock(trial.model().parent, ""):
+        answer = trial.sites["site-1"].answer(trial.packets["site-1"])
+    assert answer.head["failure"] == "lost"
+    assert "another job delivers the model" in answer.head["reason"]
+    assert not trial.model().exists()
+    assert trial.sites["site-1"].answer(trial.packets["site-1"]).head == {}
+
+
+def test_a_model_beyond_the_disk_of_the_policy_is_refused(trial):
+    trial.run()
+    for limit, why in ((Policy(kept_bytes=1), "keeps 1 bytes"), (Policy(runs=1), "keeps 1 runs")):
+        trial.sites["site-1"].policy = limit
+        (trial.sites["site-1"].folder / "runs" / "other-0").mkdir(exist_ok=True)
+        assert why in trial.refused(trial.packets["site-1"])

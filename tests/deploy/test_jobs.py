@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from atoll import __version__
 from atoll.core.errors import ConfigError
+from atoll.deploy.coordinator import Order, order_text
 from atoll.deploy.kits import write_settings
 from atoll.deploy.site_data import write_clients
 from atoll.engines.fleet import Packet
@@ -34,3 +37,20 @@ def test_a_site_answers_with_the_data_that_its_owner_named(tmp_path, monkeypatch
     head = {"do": "hello", "run": "r", "method": "fedavg", "rounds": 4, "dp": None}
     refused = answer(Packet({**head, "version": __version__}, b"")).head["reason"]
     assert refused == "its policy allows 3 rounds, but the run has 4"
+
+
+def test_a_run_is_complete_whatever_happens_in_its_delivery(tmp_path, monkeypatch):
+    from atoll.deploy import jobs
+
+    order = Order(run="r", config="", sites=("a", "b"), quorum=1)
+
+    def breaks(*_):
+        raise OSError("the key is gone")
+
+    monkeypatch.setattr(jobs, "coordinate", lambda *_: None)
+    monkeypatch.setattr(jobs, "Signer", breaks)
+    jobs.Coordinator(order_text(order)).main(None, tmp_path, tmp_path / "out")
+    ended = json.loads((tmp_path / "out" / "outcome.json").read_text())
+    assert ended["status"] == "finished"
+    why = "the server failed to send it (the key is gone)"
+    assert ended["undelivered"] == {"a": why, "b": why}

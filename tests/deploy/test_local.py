@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 
 import pytest
 
 from atoll.core.errors import ConfigError
-from atoll.deploy.kits import LOG_BYTES, AboutKit
+from atoll.deploy.kits import LOG_BYTES, AboutKit, nvflare
 from atoll.deploy.local import (
     NewLines,
     Processes,
     bound_log,
     check_port,
+    environment,
     free_port,
     lost_session,
     marked,
@@ -112,3 +114,16 @@ def test_a_log_stays_small_while_its_process_writes(tmp_path):
     assert (tmp_path / "output.log.1").stat().st_size == LOG_BYTES + 1
     log.unlink()
     bound_log(log)  # its owner deleted it
+
+
+def test_no_process_inherits_the_passphrase(monkeypatch, tmp_path):
+    monkeypatch.setenv("ATOLL_PASSPHRASE", "secret")
+    monkeypatch.setenv("ATOLL_OTHER", "kept")
+    found = environment("mark")
+    assert "secret" not in found.values()
+    assert found["ATOLL_OTHER"] == "kept"
+    given = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **o: given.append(o["env"]) or run(["true"]))
+    nvflare(tmp_path, "cert", "init")
+    assert "secret" not in given[0].values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -162,3 +163,25 @@ def test_a_message_beyond_the_policy_is_refused_before_it_is_decoded(tmp_path):
     begin(site, dp=None)
     answer = ask(site, model_for(site))
     assert "bytes was refused; the limit is 100 bytes" in answer.head["reason"]
+
+
+def test_a_server_fills_no_disk_with_runs(tmp_path):
+    site = make_site(tmp_path, Policy(runs=2))
+    for run in ("a-0", "a-1", "b-0", "a-2"):  # seeds of one run count once
+        assert begin(site, run=run).head == {}
+    for _ in range(2):
+        refused = begin(site, run="c-0").head
+        assert refused["failure"] == "refused"
+        assert "its policy keeps 2 runs, and there are as many" in refused["reason"]
+    assert sorted(path.name for path in site.folder.glob("runs/*")) == ["a-0", "a-1", "a-2", "b-0"]
+    assert begin(site, run="b-0").head == {}  # it continues
+    shutil.rmtree(site.folder / "runs" / "b-0")
+    assert begin(site, run="c-0").head == {}
+
+
+def test_a_server_fills_no_disk_with_bytes(tmp_path):
+    site = make_site(tmp_path, Policy(kept_bytes=20_000))
+    assert begin(site, run="a-0").head == {}
+    (site.folder / "runs" / "a-0" / "state_1.atoll").write_bytes(bytes(20_000))
+    assert "keeps 20000 bytes, and they are used up" in begin(site, run="b-0").head["reason"]
+    assert not (site.folder / "runs" / "b-0").exists()

@@ -18,8 +18,8 @@ TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
 AGE = 60.0  # least seconds since the last write before a temporary file counts as left over
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step, or not at all."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file's content in one step, or not at all; the file has `mode` from its start."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -30,7 +30,7 @@ def write_atomically(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-                os.chmod(name, 0o644)
+                os.chmod(name, mode)
                 os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -50,14 +50,22 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(folder: Path) -> Iterator[Path]:
     """A path for a new folder, which takes the place of another; a crash leaves one of them."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
-        shutil.rmtree(left)
+    finish_replacing(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
         new = Path(work) / "new"
         yield new
         if folder.exists():
             folder.rename(Path(work) / "old")
         new.rename(folder)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Complete a replacement whose process was killed, and remove what else it left."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        # The old folder moves away only when the new one is complete.
+        if not folder.exists() and (left / "old").exists():
+            (left / "new").rename(folder)
+        shutil.rmtree(left)
 
 
 def clear_left_over(folder: Path) -> None:

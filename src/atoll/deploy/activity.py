@@ -7,13 +7,14 @@ lines that are new. Nothing here asks another party or loads a model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from atoll.core.errors import DataError
 from atoll.deploy.audit import Json
 from atoll.deploy.kits import read_settings, state_folder
 
@@ -72,6 +73,16 @@ class Log:
                     at, kind = datetime.fromisoformat(event["time"]), event["event"]
                     yield at.timestamp(), kind, event
 
+    def add_events(self, add: Callable[[str, Json, float], None]) -> None:
+        """Pass on the new events; one that lacks a field was not written by Atoll."""
+        for at, kind, event in self.events():
+            try:
+                add(kind, event, at)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                where = f"audit log {self.path} holds an event '{kind}' that cannot be used"
+                hint = "the file was changed; compare it with a backup"
+                raise DataError(f"{where} ({type(error).__name__}: {error}); {hint}") from error
+
 
 class ServerRun(Log):
     """One run on the server, from the audit log in its folder."""
@@ -82,8 +93,7 @@ class ServerRun(Log):
 
     def read(self) -> RunActivity:
         """The run up to now."""
-        for at, kind, event in self.events():
-            self._add(kind, event, at)
+        self.add_events(self._add)
         return self.run
 
     def _add(self, kind: str, event: Json, at: float) -> None:
@@ -136,8 +146,7 @@ class SiteActivity(Log):
         self.refusals, self.failures, self.last_refusal = 0, 0, ""
 
     def read(self) -> list[RunActivity]:
-        for at, kind, event in self.events():
-            self._add(kind, event, at)
+        self.add_events(self._add)
         return sorted(self.runs.values(), key=lambda run: run.last)
 
     def _add(self, kind: str, event: Json, at: float) -> None:

@@ -39,6 +39,7 @@ from atoll.deploy.audit import Audit, Json
 from atoll.deploy.coordinator import Order
 from atoll.deploy.heads import Delivery, Sealed, read_head
 from atoll.deploy.kits import about_kit, state_folder
+from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Refusal
 from atoll.deploy.site import Site, States
 from atoll.engines.codec import encode, load_checkpoint
@@ -57,6 +58,10 @@ FILE = re.compile(r"seed-\d{1,9}/(?!private\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
 HASH = hashes.SHA256()
 PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
+
+
+class Damaged(WireError):
+    """A file of a delivered model is missing, or is not the one that the server signed."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -216,9 +221,22 @@ def receive(site: Site, packet: Packet) -> Packet:
     _check_begun(site.audit, manifest)
     files = _cut(packet.body, manifest)
     folder = site.folder / "runs" / run / "model"
+    site.policy.check_disk(site.folder, run, 0 if folder.exists() else len(packet.body))
+    with FolderLock(folder.parent, "another job delivers the model of this run to the site"):
+        _keep(site, head, manifest, files, folder)
+    return Packet({}, b"")
+
+
+def _keep(
+    site: Site, head: Delivery, manifest: Manifest, files: dict[str, bytes], folder: Path
+) -> None:
+    """Write a model to its folder, unless it is there and whole."""
     if (folder / MANIFEST).exists() and (folder / MANIFEST).read_text() == head.manifest:
-        verify_model(folder, kit)
-        return Packet({}, b"")
+        try:
+            verify_model(folder, site.kit)
+            return
+        except Damaged:
+            site.audit.note("replaced", run=head.run, reason="its delivered model was damaged")
     texts, notes = (head.manifest, head.signature, head.certificate), {}
     seal = dict(zip(SEAL, map(str.encode, texts), strict=True))
     with replacing(folder) as new:
@@ -230,9 +248,8 @@ def receive(site: Site, packet: Packet) -> Packet:
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
             _add_card(site, manifest.site, new / f"seed-{seed}")
-    size = len(packet.body)
-    site.audit.note("delivered", run=run, bytes=size, manifest=_digest(head), **notes)
-    return Packet({}, b"")
+    size = sum(map(len, files.values()))
+    site.audit.note("delivered", run=head.run, bytes=size, manifest=_digest(head), **notes)
 
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:
@@ -304,7 +321,7 @@ def verify_model(folder: Path, kit: Path) -> Manifest:
     for name, file in manifest.files.items():
         path = folder / name
         if not FILE.fullmatch(name) or not path.is_file() or _file(path.read_bytes()) != file:
-            raise WireError(f"file '{name}' of '{folder}' is missing, or was changed")
+            raise Damaged(f"file '{name}' of '{folder}' is missing, or was changed")
     known = {*SEAL, *manifest.files}
     known |= {f"seed-{seed}/{name}" for seed in manifest.rounds for name in ADDED}
     for path in folder.rglob("*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
 from atoll.deploy.watchdog import Watchdog
 from atoll.engines.flare import FlareFleet, FleetController, SiteExecutor
-from atoll.engines.fleet import Packet
+from atoll.engines.fleet import Packet, one_line
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.result import Result
 
@@ -30,11 +31,16 @@ class Coordinator(FleetController):
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         order = read_order(self.order)
         folder = state_folder(kit) / "runs" / order.run
-        undelivered = {}
+        undelivered: dict[str, str] = {}
 
         def action() -> Result:
             result = coordinate(order, fleet, folder, self.progress.update)
-            undelivered.update(deliver(order, fleet, folder, Signer(kit)))
+            try:
+                undelivered.update(deliver(order, fleet, folder, Signer(kit)))
+            except Exception as error:  # the run is complete whatever happens now
+                logging.getLogger(__name__).exception("the model was not delivered")
+                why = f"the server failed to send it ({one_line(error, 300)})"
+                undelivered.update(dict.fromkeys(order.sites, why))
             return result
 
         ended = {**outcome(action), "undelivered": undelivered}

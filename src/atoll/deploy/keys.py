@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.core.files import replacing, write_atomically
+from atoll.core.files import finish_replacing, replacing, write_atomically
 from atoll.deploy.kits import (
     ADMIN,
     PORT,
@@ -80,8 +80,7 @@ def found(
         "ca.json": json.dumps(about).encode(),
     }
     for name, content in files.items():
-        write_atomically(root / name, content)
-        (root / name).chmod(0o600)
+        write_atomically(root / name, content, mode=0o600)
     return kits
 
 
@@ -212,6 +211,7 @@ def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
     renewed knows its root.
     """
     need_nvflare()
+    finish_replacing(kit / "startup")
     pending, given = kit / PENDING, read_approval(file)
     renewed = (kit / "kit.json").exists()  # which a new kit gets last
     if renewed:

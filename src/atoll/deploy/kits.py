@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from atoll.core.errors import AtollError, ConfigError
-from atoll.core.files import write_atomically
+from atoll.core.files import finish_replacing, write_atomically
 from atoll.deploy.audit import Json
 
 ADMIN = "admin@atoll.federation"
@@ -35,6 +35,7 @@ CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.j
 """All that a job may run: on the server, and at a site."""
 OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.values()}
 """Paths in the allow-lists of older kits, and the same classes today."""
+PASSPHRASE = "ATOLL_PASSPHRASE"
 SETTINGS = "atoll.json"  # in a site's `local` folder: where its data and its policy are
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 GATES = {"server": "atoll.engines.gate.ServerGate", "site": "atoll.engines.gate.SiteGate"}
@@ -135,6 +136,11 @@ def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
     return work / PROJECT / "prod_00"
 
 
+def own_environment() -> dict[str, str]:
+    """The variables that another process inherits, without the passphrase of the root's key."""
+    return {name: value for name, value in os.environ.items() if name != PASSPHRASE}
+
+
 def nvflare(work: Path, *words: str) -> None:
     """Run FLARE's own command in a separate process: it prints, asks, and writes to the home."""
     done = subprocess.run(
@@ -143,7 +149,7 @@ def nvflare(work: Path, *words: str) -> None:
         text=True,
         stdin=subprocess.DEVNULL,
         cwd=work,
-        env={**os.environ, "HOME": str(work)},
+        env={**own_environment(), "HOME": str(work)},
         check=False,
     )
     if done.returncode:
@@ -238,6 +244,8 @@ def check_certificates(kit: Path) -> str:
     renew = f"renew it: atoll federate renew --kit {kit}"
     anew = "the coordinator has to found a new federation: atoll federate init"
     now, soon = datetime.now(UTC), ""
+    if not (kit / "startup").exists():  # a renewal was killed
+        finish_replacing(kit / "startup")
     for name, start, end in _certificates(kit):
         root = name == "rootCA.pem"
         what = f"the {'root' if root else 'certificate'} of '{kit}'"

@@ -27,6 +27,7 @@ from atoll.deploy.kits import (
     LOG_BYTES,
     AboutKit,
     on_loopback,
+    own_environment,
     provision,
     server_command,
     site_command,
@@ -188,7 +189,7 @@ def bound_log(log: Path) -> None:
 def environment(mark: str) -> dict[str, str]:
     """The variables of a federation's process: small tensors want one thread."""
     own = {MARK: mark, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-    return {"OMP_NUM_THREADS": "1", **os.environ, **own}
+    return {"OMP_NUM_THREADS": "1", **own_environment(), **own}
 
 
 def marked() -> Iterator[tuple[int, str]]:

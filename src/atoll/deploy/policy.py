@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -19,8 +21,8 @@ from atoll.methods import METHODS
 
 DECLARED = "declared"
 SIZES = ("epochs", "layers", "width", "parameters")
-WORK = ("questions", "seconds", "round_seconds", "memory", "message_bytes")
-"""Keys that bound the method of a run, and its steps; each is above 0."""
+WORK = ("questions", "seconds", "round_seconds", "memory", "message_bytes", "runs", "kept_bytes")
+"""Keys that bound the method of a run, its steps, and the disk; each is above 0."""
 FREE = ("features", "classes", "salt", "proxy_seed")
 """Whole numbers that a policy does not bound: sizes of the owner's own data, and seeds."""
 
@@ -51,6 +53,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reply_bytes: int = 1 << 30  # of one reply
     run_bytes: int = 1 << 40  # of all replies of one run
     model_bytes: int = 1 << 30  # of the model that the server delivers at the end of a run
+    runs: int = 1_000  # whose private states or models the site keeps
+    kept_bytes: int = 100 << 30  # of its runs and its audit log, when a run begins or a model comes
     # Each step.field with a node or edge axis, or derived from the private state; or "declared".
     disclose: tuple[str, ...] | str = ()
     noise: float | None = None  # least noise of a differentially private run; None allows any run
@@ -132,6 +136,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if size > self.model_bytes:
             raise Refusal(f"its policy takes models of {self.model_bytes} bytes, not of {size}")
 
+    def check_disk(self, folder: Path, run: str, size: int = 0) -> None:
+        """Refuse a run, or so many bytes of it, for which the site's folder has no room."""
+        runs = {all_seeds(path.name) for path in folder.glob("runs/*")} | {all_seeds(run)}
+        if len(runs) > self.runs:
+            hint = "its owner can delete old ones from the folder runs"
+            raise Refusal(f"its policy keeps {self.runs} runs, and there are as many; {hint}")
+        kept = 0
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):  # another job replaces its states
+                    kept += os.lstat(os.path.join(place, name)).st_size
+        if kept + size > self.kept_bytes:
+            raise Refusal(f"its policy keeps {self.kept_bytes} bytes, and they are used up")
+
     def check_bytes(self, size: int, before: int) -> None:
         """Refuse to send more than the owner allows."""
         if size > self.reply_bytes:
@@ -139,6 +157,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if before + size > self.run_bytes:
             most = f"{self.run_bytes} bytes in a run"
             raise Refusal(f"its policy allows {most}, and they are used up")
+
+
+def all_seeds(run: str) -> str:
+    """The run without the number of its seed: `RUN-SEED` is the name of one seed."""
+    name, dash, seed = run.rpartition("-")
+    return name if dash and seed.isdigit() else run
 
 
 def _whole_numbers(part: object) -> Iterator[tuple[str, int]]:

@@ -41,7 +41,7 @@ from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
-from atoll.deploy.policy import Policy, Refusal
+from atoll.deploy.policy import Policy, Refusal, all_seeds
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.work import SENT, Work
 from atoll.engines.clients import Simulation
@@ -171,6 +171,7 @@ class Site:
         method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
         self.policy.check_size(method)
         method = with_privacy(method, config.dp)
+        self.policy.check_disk(self.folder, run)
         self._hold(self.folder / "runs" / run)
         with self.audit.alone():  # no other job begins or spends between the check and the note
             # One name, one configuration: states and noise of a run are for its method and scale.
@@ -399,12 +400,6 @@ def _first_model(method: Method, data: SiteData) -> Form:
 
 def _form(tree: Tree) -> Form:
     return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
-
-
-def all_seeds(run: str) -> str:
-    """The run without the number of its seed: `RUN-SEED` is the name of one seed."""
-    name, dash, seed = run.rpartition("-")
-    return name if dash and seed.isdigit() else run
 
 
 def _ordered(text: str) -> RunConfig:

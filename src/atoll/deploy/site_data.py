@@ -53,8 +53,8 @@ def write_clients(federation: Federation, folder: Path) -> list[Path]:
     paths = [folder / f"client-{i + 1}{SUFFIX}" for i in range(len(federation))]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, graph in zip(paths, federation.graphs, strict=True):
-        save_checkpoint(path, {"kind": KIND, "graph": graph, **shared})
-        path.chmod(0o600)  # a client's data are its owner's only
+        # A client's data are its owner's only.
+        save_checkpoint(path, {"kind": KIND, "graph": graph, **shared}, mode=0o600)
     return paths
 
 

@@ -154,10 +154,10 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
         raise WireError("a message was refused: its structure is not one Atoll knows") from error
 
 
-def save_checkpoint(path: Path, tree: Tree) -> None:
-    """Write a checkpoint."""
+def save_checkpoint(path: Path, tree: Tree, mode: int = 0o644) -> None:
+    """Write a checkpoint, whose file has `mode`."""
     data = encode(tree)
-    write_atomically(path, hashlib.sha256(data).digest() + data)
+    write_atomically(path, hashlib.sha256(data).digest() + data, mode)
 
 
 def load_checkpoint(path: Path) -> Tree:

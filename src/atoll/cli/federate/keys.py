@@ -13,12 +13,11 @@ from atoll.cli.federate.session import KIT, open_admin, open_kit, stop_jobs, sto
 from atoll.cli.options import PATH, command, option
 from atoll.core.errors import ConfigError, check_name
 from atoll.deploy import keys
-from atoll.deploy.kits import PORT, ROOT_DAYS, certificate_days, write_about
+from atoll.deploy.kits import PASSPHRASE, PORT, ROOT_DAYS, certificate_days, write_about
 
-VARIABLE = "ATOLL_PASSPHRASE"
-PASSPHRASE = option(
+PASSPHRASE_FILE = option(
     "--passphrase-file FILE",
-    f"The passphrase of the root's key.  [default: {VARIABLE}, else asked]",
+    f"The passphrase of the root's key.  [default: {PASSPHRASE}, else asked]",
     PATH,
 )
 FEDERATION = option("--federation DIR", "The folder of `atoll federate init`.", PATH, required=True)
@@ -43,10 +42,10 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
             return file.read_text().strip()
         except (OSError, ValueError):
             raise ConfigError(f"'{file}' holds no readable passphrase; give a text file") from None
-    if VARIABLE in os.environ:
-        return os.environ[VARIABLE]
+    if PASSPHRASE in os.environ:
+        return os.environ[PASSPHRASE]
     if not sys.stdin.isatty():
-        raise ConfigError(f"the root's key needs a passphrase; give a file or set {VARIABLE}")
+        raise ConfigError(f"the root's key needs a passphrase; give a file or set {PASSPHRASE}")
     asked = "passphrase of the root's key"
     return str(click.prompt(asked, hide_input=True, confirmation_prompt=new))
 
@@ -67,7 +66,7 @@ def compare(found: str, given: str | None, whose: str) -> None:
     option("--host TEXT", "The name by which the sites reach the server.", required=True),
     option("--port INTEGER", "The port of the server.", int, default=PORT),
     option("--out DIR", "Folder of the coordinator.", PATH, required=True),
-    PASSPHRASE,
+    PASSPHRASE_FILE,
 )
 def init(host: str, port: int, out: Path, passphrase_file: Path | None) -> None:
     """Make the root of a federation, and the kits of its server and its administrator.
@@ -110,7 +109,7 @@ def _show_request(file: Path) -> None:
     option("--days N", "Days that the certificate is valid.", int, default=keys.DAYS),
     fingerprint_option("the site"),
     KIND,
-    PASSPHRASE,
+    PASSPHRASE_FILE,
 )
 def approve(
     file: Path,
