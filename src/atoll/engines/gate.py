@@ -254,7 +254,7 @@ def _root(message: CellMessage, key: str) -> str:
 
 
 def passes_site(cell: CoreCell, endpoint: Endpoint, _name: object, message: CellMessage) -> bool:
-    """Whether a site takes a message: all of its own processes, few requests of the server."""
+    """Whether a site takes a message: any from its processes, few requests from the server."""
     own, origin = cell.my_info.root, _root(message, MessageHeaderKey.ORIGIN)
     if origin == own:  # the server could send under this name too
         return bool(FQCN.get_root(endpoint.name) == own)
@@ -262,7 +262,7 @@ def passes_site(cell: CoreCell, endpoint: Endpoint, _name: object, message: Cell
 
 
 def passes_server(_cell: CoreCell, endpoint: Endpoint, name: object, message: CellMessage) -> bool:
-    """Whether a server takes a message: all of its own processes, few requests of others.
+    """Whether a server takes a message: any from its processes, few requests from others.
 
     FLARE compared the endpoint with the certificate's name. A message may name another origin.
     """
