@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.experiment import problem
+from tests.data.own.graphs import folder
 
 MIRROR = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -158,3 +159,50 @@ def test_bad_files_and_names_are_one_sentence(cli) -> None:
         assert sentence in refused.stderr
     assert not Path("b.atoll").exists()
     assert not Path("atoll-runs").exists()
+
+
+def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> None:
+    folder(tmp_path / "g", "id,age,label\na,1,x\nb,,y\nc,3,x\n", "source,target\na,b\n")
+    found = cli("data", "describe", "g", "--out", "s.toml").stdout
+    assert "3 nodes; 1 things to decide or to mend" in found
+    assert "1. nodes.csv, column 'age': rows have no value; choose missing (1 rows)" in found
+    assert 'missing = "own category"' in (tmp_path / "s.toml").read_text()
+    assert "'s.toml' exists" in cli("data", "describe", "g", "--out", "s.toml", code=2).stderr
+    assert "no things" in cli("data", "describe", "g", "--schema", "s.toml").stdout
+
+
+def test_no_data_are_refused(cli) -> None:
+    for command in (("run", "fedavg"), ("inspect",)):
+        sentence = "error: no data are named; give --data a name or a path\n"
+        assert cli(*command, "--data", "", code=2).stderr == sentence
+
+
+def test_a_saved_path_counts_from_where_the_run_was_started(cli) -> None:
+    found = cli("run", "fedavg", "--data", "bank2", "--own", "scale=none", code=2).stderr
+    assert found.startswith("error: there is no 'bank2' here; a saved path counts from")
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not (MIRROR / "bail.tar.xz").exists(), reason="no mirror in ../shared/data")
+def test_columns_that_give_the_label_away(cli, tmp_path: Path) -> None:
+    cli("data", "fetch", "bail", "amlsim-20k", "--mirror", MIRROR, "--data-root", "d")
+    raw = tmp_path / "d" / "NIFTY" / "bail" / "raw"
+    head, *lines = (raw / "bail.csv").read_text().splitlines()
+    rows = [f"{i},{line}" for i, line in enumerate(lines)]
+    pairs = [",".join(line.split()) for line in (raw / "bail_edges.txt").read_text().splitlines()]
+    folder(tmp_path / "bail", "\n".join([f"id,{head}", *rows]), "\n".join(["from,to", *pairs]))
+    (tmp_path / "b.toml").write_text("[nodes]\nlabel = 'RECID'\n")
+    assert "column 'TIME': predicts the label by itself (AUC 0.99" in flat(
+        cli("data", "describe", "bail", "--schema", "b.toml").stdout
+    )
+    raw = next((tmp_path / "d" / "AMLSim").iterdir()) / "raw"
+    (raw / "transactions.csv").rename(raw / "edges.csv")
+    edges = "[edges]\nsource = 'sourceNodeId'\ntarget = 'targetNodeId'\n"
+    (tmp_path / "a.toml").write_text(f"[nodes]\nlabel = 'isFraud'\n{edges}")
+    assert "column 'fraudStep': by itself is certain of 50 % of one class" in flat(
+        cli("data", "describe", raw, "--schema", "a.toml").stdout
+    )
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())

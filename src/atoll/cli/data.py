@@ -1,4 +1,4 @@
-"""`atoll data` and `atoll partition`: fetch and check data sets, divide one among clients."""
+"""`atoll data` and `atoll partition`: fetch, check and describe data, divide them among clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import click
 
 from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_text
 from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
+from atoll.core.errors import ConfigError
 
 MIRROR = "Where NAME.tar.xz is.  [default: ATOLL_MIRROR, else the public source]"
 
 
 @click.group(cls=AtollSubgroup)
 def data() -> None:
-    """Fetch and check data sets."""
+    """Fetch and check data sets, describe your own."""
 
 
 @data.command(
@@ -52,6 +53,46 @@ def check(ctx: click.Context, data_root: str | None) -> None:
         click.echo("no data set is here; get one with: atoll data fetch NAME")
     if any(problem for _, _, problem in found):
         ctx.exit(2)
+
+
+@data.command(
+    params=[
+        click.Argument(["path"], type=PATH),
+        option("--schema FILE", "What is decided already.  [default: PATH/schema.toml]", PATH),
+        option("--out FILE", "Write a schema.toml to be edited; it must not exist.", PATH),
+    ]
+)
+def describe(path: Path, schema: Path | None, out: Path | None) -> None:
+    """Look at your own tables once: columns, all problems with their counts, and a schema."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from atoll.core.files import write_atomically
+    from atoll.data.own.describe import describe as look_at_all
+
+    if out is not None and out.exists():
+        raise ConfigError(f"'{out}' exists; choose another --out, or remove it")
+    found, console = look_at_all(path, schema), make_console()
+    table = Table("column", "role", "kind", "missing", "example", box=box.SIMPLE_HEAD)
+    for name, look in found.looks.items():
+        known = look.column.values.drop_null()
+        example = "" if not len(known) else str(known[0].as_py())[:20]
+        gaps = len(look.column.values) - len(known)
+        role = found.roles.get(name, "feature")
+        kind = "" if name in found.roles else look.rule.kind or ""
+        table.add_row(*(Text(word) for word in (name, role, kind, str(gaps or ""), example)))
+    console.print(table)
+    count = len(found.problems)
+    print_text(
+        console, f"{found.rows} nodes; {count or 'no'} things to decide or to mend", style=""
+    )
+    for number, problem in enumerate(found.problems, 1):
+        rows = f" ({problem.rows} rows)" if problem.rows else ""
+        print_text(console, f"{number:3}. {problem.place}: {problem.text}{rows}", style="")
+    if out is not None:
+        write_atomically(out, found.toml().encode())
+        print_text(console, f"Written: {out}; decide the lines with `# ?`", style="")
 
 
 @command(

@@ -38,7 +38,12 @@ def load(
     A name is "lagoon" or "archipelago" (with knobs: "lagoon:homophily=0.3"), a data set's or a
     group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
     """
+    if not name.strip():
+        raise ConfigError("no data are named; give --data a name or a path")
     if not is_own(name) and (schema is not None or own):
+        if not (built_in(name) or _is_public(name)):
+            start = "a saved path counts from the folder in which the run was started"
+            raise DataError(f"there is no '{name}' here; {start}: go there, or give --data")
         given = "--schema" if schema is not None else "--own"
         raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; leave it out")
     if built_in(name):

@@ -178,12 +178,13 @@ class Encoder:
 
     def labels(self, column: Column) -> np.ndarray:
         """Class numbers, -1 where no label is given; a class that training never saw is refused."""
-        values = convert.label_values(column).cast(pa.large_string())
-        found = convert.lookup(values, pa.array(self.classes, pa.large_string())).astype(np.int64)
-        unknown = (found < 0) & ~np.asarray(values.is_null())
+        column = values.cleaned(column, self.schema.columns.get(self.label, Rule()))
+        texts = convert.label_values(column).cast(pa.large_string())
+        found = convert.lookup(texts, pa.array(self.classes, pa.large_string())).astype(np.int64)
+        unknown = (found < 0) & ~np.asarray(texts.is_null())
         if unknown.any():
             row = convert.first(unknown)
-            problem = f"holds {quoted(values[row].as_py())}, a class that training never saw"
+            problem = f"holds {quoted(texts[row].as_py())}, a class that training never saw"
             known = f"the model knows {quoted_list(self.classes, 4)}"
             raise column.error(row, f"{problem}; {known}: correct the label, or leave it empty")
         return found
@@ -324,7 +325,8 @@ def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading
         x, classes = encoder.transform(columns), encoder.classes
         return Nodes(x, y, classes, encoder.names, split, owners, encoder)
     assert roles.label is not None
-    y, classes = convert.encode_labels(columns[roles.label], loading.options.max_categories)
+    label = values.cleaned(columns[roles.label], loading.rule(roles.label))
+    y, classes = convert.encode_labels(label, loading.options.max_categories)
     features = fit(columns, roles, loading)
     if not features:
         advice = "add at least one, for example each node's degree"

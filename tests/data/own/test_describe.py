@@ -1,0 +1,143 @@
+"""One look at all tables: every problem in one answer, and a schema that can be used."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from atoll.core.errors import DataError
+from atoll.data.own.describe import describe
+from atoll.data.own.reader import load_own
+from atoll.data.own.schema import OwnOptions, read_schema
+
+from .graphs import E, G, folder
+
+
+def ten_faults(path: Path) -> Path:
+    """A table with gaps, decimal commas, marks, dates, names, words among numbers, and worse."""
+    rows, rng = [], random.Random(3)
+    for i in range(60):
+        fraud = rng.random() < 0.4
+        age = "" if i % 20 == 0 else str(rng.randint(20, 60))
+        balance = f'"{rng.randint(1, 9)}.000,{rng.randint(1, 9)}5"'
+        visits = "unknown" if i == 5 else str(rng.randint(1, 4))
+        label = "N/A" if i == 7 else ["ok", "fraud"][fraud]
+        opened = f"{rng.randint(13, 28)}.0{rng.randint(1, 9)}.2020"
+        name = f"name {i}"
+        kind = rng.choice(["app", "web"]) if i % 5 else "NA"
+        when = 5 * fraud + rng.random()
+        row = [f"c{4 if i == 9 else i}", age, balance, kind, opened, name, visits, when, label]
+        rows.append(",".join(map(str, row)))
+    nodes = "customer,age,balance,channel,opened,name,visits,closed,label"
+    edges = [f"c{i},c{(i + 1) % 60},1" for i in range(11, 50)]
+    edges += ["c1,zz,1", "c1,c1,1", "c12,c13,1", "c20,c30,-2"]
+    return folder(path, "\n".join([nodes, *rows]), "\n".join(["source,target,weight", *edges]))
+
+
+def test_all_problems_of_a_table_are_one_answer(tmp_path: Path) -> None:
+    found = describe(ten_faults(tmp_path / "bank"))
+    told = [(p.place.removeprefix("nodes.csv, "), p.text, p.rows) for p in found.problems]
+    expected = [
+        ("column 'customer'", "seems to be the id", 0),
+        ("column 'customer'", "give an id again", 1),
+        ("column 'age'", "rows have no value", 3),
+        ("column 'balance'", "decimal comma", 60),
+        ("column 'channel'", "'NA' may mean that there is no value", 12),
+        ("column 'opened'", "dates of the form %d.%m.%Y", 0),
+        ("column 'name'", "60 different texts seem to be an id or a free text", 60),
+        ("column 'visits'", "'unknown' are no numbers", 1),
+        ("column 'closed'", "predicts the label by itself (AUC 1.000)", 0),
+        ("column 'label'", "'N/A' reads like a missing label", 1),
+        ("edges.csv", "edges name a node that is not there, as 'zz' does", 1),
+        ("edges.csv", "edges join a node to itself", 1),
+        ("edges.csv", "edges are given again", 1),
+        ("edges.csv, column 'weight'", "a weight is a finite number", 1),
+    ]
+    for place, text, rows in expected:
+        assert any(p == place and text in t and n == rows for p, t, n in told), (place, text, told)
+    assert len(told) == len(expected) + 1  # visits has a gap too, where 'unknown' was
+
+
+def test_the_schema_is_complete_and_loads(tmp_path: Path) -> None:
+    bank = ten_faults(tmp_path / "bank")
+    bank.joinpath("edges.csv").write_text(
+        bank.joinpath("edges.csv").read_text().replace("c20,c30,-2", "c20,c30,2")
+    )
+    schema = tmp_path / "schema.toml"
+    schema.write_text(describe(bank).toml())
+    assert set(read_schema(schema).columns) == set(describe(bank).looks)
+    assert schema.read_text().count("# ?") >= 10
+    options = OwnOptions(duplicate_nodes="first", dangling="drop")
+    source, report = load_own(bank, schema, options)
+    assert source.num_nodes == 59
+    assert report.features == (
+        *("age", "age is missing", "balance", "channel=NA", "channel=app", "channel=web"),
+        *("opened days", "visits", "visits is missing", "closed"),
+    )
+    assert report.classes == ("fraud", "ok")
+    left = {p.text.split(";")[0] for p in describe(bank, schema).problems}
+    assert left == {
+        "predicts the label by itself (AUC 1.000)",
+        "give an id again",
+        "edges name a node that is not there, as 'zz' does",
+        "edges join a node to itself",
+        "edges are given again",
+    }
+
+
+def test_a_column_that_is_certain_of_half_a_class(tmp_path: Path) -> None:
+    rows = [f"{i},{i % 20 if i % 8 == 0 else -1},{i % 7},{int(i % 4 == 0)}" for i in range(400)]
+    found = describe(folder(tmp_path, "\n".join(["id,step,noise,label", *rows]), E))
+    assert "is certain of 50 % of one class" in str(found.problems)
+    assert "'noise'" not in str(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sentence"),
+    [
+        ("id,f\na,1\nb,2\n", "no column is the label"),
+        ("id,f,label,y\na,1,x,1\n", "columns 'label', 'y' could each be the label"),
+        ("key,f,label\nu,1,x\nv,2,y\n", "no column is the id"),
+        ("id,f,label\na,1,x\nb,2\n", "row 3 has 2 values"),
+        ("id,f,label\na,1,x\nb,2,x\n", "holds 1 classes"),
+        ("id,f,label\na,1,0.5\nb,2,1\n", "holds fractions"),
+        ("id,f,label\na,,x\nb,,y\n", "no row has a value; it is ignored"),
+        ("id,f,label\na,007,x\nb,12,y\n", "begin with 0 may be names"),
+        ("id,f,label\n,1,x\nb,2,y\n", "rows have no id"),
+    ],
+)
+def test_each_problem(tmp_path: Path, nodes: str, sentence: str) -> None:
+    found = [problem.text for problem in describe(folder(tmp_path, nodes, E)).problems]
+    assert sentence in " | ".join(found)
+
+
+def test_a_schema_decides(tmp_path: Path) -> None:
+    rules = "[columns.f]\nkind='category'\nvalues=['1','2']\n[columns.label]\nrole='label'\n"
+    found = describe(folder(tmp_path, G, E, rules))
+    assert [(p.text, p.rows) for p in found.problems] == [("'3' do not fit kind = \"category\"", 1)]
+    tmp_path.joinpath("schema.toml").write_text("[nodes]\nlabel = 'lobel'\n")
+    assert "names the column 'lobel', which is not there" in str(describe(tmp_path).problems)
+
+
+def test_clients_that_differ(tmp_path: Path) -> None:
+    folder(tmp_path / "a", "id,f,g,label\na,1,1,x\nb,2,2,y\n", E)
+    folder(tmp_path / "b", "id,f,label\na,1,x\nb,2,y\n", E)
+    assert "is not in 'b/nodes.csv'" in str(describe(tmp_path).problems)
+
+
+def test_types_of_parquet(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2, 3], "ok": [True, False, None], "label": ["x", "y", "x"]})
+    folder(tmp_path, edges="source,target\n1,2\n").joinpath("nodes.csv").unlink()
+    pq.write_table(table, tmp_path / "nodes.parquet")
+    found = describe(tmp_path)
+    assert found.looks["ok"].rule.kind == "boolean"
+    assert [(p.text, p.rows) for p in found.problems] == [("rows have no value; choose missing", 1)]
+
+
+def test_only_folders_are_described(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no folder; give one with"):
+        describe(tmp_path / "none")
