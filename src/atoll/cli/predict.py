@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
 
+if TYPE_CHECKING:
+    from atoll.experiment.predictions import Predictions
+
+BLOCK = option("--block N", "Nodes at a time.  [default: all that fit]", click.IntRange(min=1))
+THRESHOLD = option("--threshold P", "Alert from this probability on.  [default: the run's]", float)
+TABLE = option("--out FILE", "A table to write: .parquet or .csv.", PATH, required=True)
+
 
 @command(
     "Predict new nodes with a run's model.",
     click.Argument(["run"], metavar="RUN", type=PATH),
     option("--data NEW", "A folder of tables like those of the training.", required=True),
-    option("--out FILE", "A table to write: .parquet or .csv.", PATH, required=True),
+    TABLE,
     option("--joined", "NEW holds new nodes of the training graph; its edges may name old nodes."),
     option("--client NAME", "Owner of all new nodes.  [default: their owner column or folder]"),
     options.SEED_OF_RUN,
     option("--device NAME", "auto, cpu or cuda.", default="auto"),
-    option("--block N", "Nodes at a time.  [default: all that fit]", click.IntRange(min=1)),
-    option("--threshold P", "Alert from this probability on.  [default: the run's own]", float),
+    BLOCK,
+    THRESHOLD,
     options.QUIET,
     example="atoll predict my-run --data next-week/ --joined --out scores.parquet",
 )
@@ -40,8 +48,6 @@ def predict(
 
     The column alert (yes or no) needs a threshold: the run's own, or the given one.
     """
-    import numpy as np
-
     from atoll.experiment.predict import predict as predicted
     from atoll.experiment.predictions import check_table
 
@@ -56,15 +62,23 @@ def predict(
         block=block,
         threshold=threshold,
     )
+    write(found, out, quiet=quiet)
+
+
+def write(found: Predictions, out: Path, *, quiet: bool) -> None:
+    """Write predictions, and print how many there are of each class."""
+    import numpy as np
+
     found.write(out)
-    if not quiet:
-        console = common.make_console()
-        common.print_notes(console, found.notes)
-        names, counts = np.unique(found.labels, return_counts=True)
-        parts = (f"{count:,} {name}" for name, count in zip(names, counts, strict=True))
-        text = f"{len(found.ids):,} predicted: {', '.join(parts)}"
-        if found.alert is not None and (alerts := found.alerts) is not None:
-            name = found.classes[found.alert.positive]
-            text += f"; {alerts.sum():,} alerts (p_{name} at least {found.alert.threshold:g})"
-        common.print_text(console, text, style="")
-        common.print_written(console, [out])
+    if quiet:
+        return
+    console = common.make_console()
+    common.print_notes(console, found.notes)
+    names, counts = np.unique(found.labels, return_counts=True)
+    parts = (f"{count:,} {name}" for name, count in zip(names, counts, strict=True))
+    text = f"{len(found.ids):,} predicted: {', '.join(parts)}"
+    if found.alert is not None and (alerts := found.alerts) is not None:
+        name = found.classes[found.alert.positive]
+        text += f"; {alerts.sum():,} alerts (p_{name} at least {found.alert.threshold:g})"
+    common.print_text(console, text, style="")
+    common.print_written(console, [out])

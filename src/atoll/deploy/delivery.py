@@ -20,6 +20,7 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import tomli_w
@@ -237,7 +238,7 @@ def _keep(
             return
         except Damaged:
             site.audit.note("replaced", run=head.run, reason="its delivered model was damaged")
-    texts, notes = (head.manifest, head.signature, head.certificate), {}
+    texts, notes = (head.manifest, head.signature, head.certificate), dict[str, Any]()
     seal = dict(zip(SEAL, map(str.encode, texts), strict=True))
     with replacing(folder) as new:
         for name, data in {**files, **seal}.items():
@@ -247,7 +248,7 @@ def _keep(
                 _add_own_part(site, manifest, seed, new / f"seed-{seed}")
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
-            _add_card(site, manifest.site, new / f"seed-{seed}")
+            _add_card(site, manifest.site, new / f"seed-{seed}", notes)
     size = sum(map(len, files.values()))
     site.audit.note("delivered", run=head.run, bytes=size, manifest=_digest(head), **notes)
 
@@ -299,11 +300,12 @@ def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> No
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
-def _add_card(site: Site, name: str, folder: Path) -> None:
+def _add_card(site: Site, name: str, folder: Path, notes: Json) -> None:
     """Add the facts that only this site has, and the model's card."""
     data = site.data
     classes = [word[len("class ") :] for word in data.words if word.startswith("class ")]
-    own = {"site": True, "client_names": [name], "fingerprints": [data_facts(data.graph, name)]}
+    own: Json = {"site": True, "client_names": [name], **notes}
+    own |= {"fingerprints": [data_facts(data.graph, name)]}
     own |= {"class_names": classes} if classes else {}
     write_atomically(folder / OWN, tomli_w.dumps(own).encode())
     if data.encoder is not None and not (folder / "encoder.json").exists():

@@ -35,7 +35,7 @@ from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder
-from atoll.experiment.hardware import available_memory, choose_device
+from atoll.experiment.hardware import available_memory, choose_device, tuned_process
 from atoll.experiment.model import SelectedModel, read_encoder
 from atoll.experiment.predictions import Alert, Predictions
 from atoll.experiment.privacy import with_privacy
@@ -263,6 +263,22 @@ def predict(
         method: The method object of a run that was started with one.
     """
     trained = Trained.of(Path(folder), seed, device, method)
+    return predict_with(
+        trained, data, joined=joined, client=client, block=block, threshold=threshold
+    )
+
+
+@tuned_process()
+def predict_with(
+    trained: Trained,
+    data: str | Path | Data,
+    *,
+    joined: bool = False,
+    client: str | None = None,
+    block: int | None = None,
+    threshold: float | None = None,
+) -> Predictions:
+    """Predict with a model that was read; the arguments are those of `predict`."""
     alert = trained.alert(threshold)
     return replace(_predicted(trained, data, client, block, joined=joined), alert=alert)
 

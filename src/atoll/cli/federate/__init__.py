@@ -7,6 +7,7 @@ import click
 from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.keys import approve, init, join, remove, renew, request
 from atoll.cli.federate.parties import provision, server, site, split, verify
+from atoll.cli.federate.predict import predict
 from atoll.cli.federate.status import status
 
 __all__ = ["federate"]
@@ -18,5 +19,5 @@ def federate() -> None:
 
 
 KEYS = (init, request, approve, join, renew, remove)
-for _command in (*KEYS, provision, split, server, site, run, status, stop, verify, demo):
+for _command in (*KEYS, provision, split, server, site, run, status, stop, verify, predict, demo):
     federate.add_command(_command)

@@ -1,0 +1,59 @@
+"""Predictions at a site: its delivered model, its private parts, its own data; nothing leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
+from atoll.deploy.delivery import verify_model
+from atoll.deploy.kits import read_settings
+from atoll.deploy.site_data import SUFFIX, read_site_data
+from atoll.experiment.config import RunConfig, make_config, parse_config
+from atoll.experiment.model import read_encoder, read_model
+from atoll.experiment.predict import Trained, predict_with
+from atoll.experiment.predictions import Predictions
+from atoll.experiment.problem import Data
+
+
+def predict_at_site(
+    folder: Path,
+    kit: Path,
+    data: Path,
+    *,
+    seed: int | None = None,
+    joined: bool = False,
+    block: int | None = None,
+    threshold: float | None = None,
+    device: str = "cpu",
+) -> Predictions:
+    """Predict the nodes of `data` with a model that the server delivered; it is verified first.
+
+    With `joined` they are new nodes of the graph that this site takes part with. The other
+    arguments are those of `experiment.predict.predict`.
+    """
+    manifest = verify_model(folder, kit)
+    number = min(manifest.rounds) if seed is None else seed
+    if number not in manifest.rounds:
+        known = ", ".join(map(str, manifest.rounds))
+        raise ConfigError(f"the model in '{folder}' has no seed {number}; it has {known}")
+    place = folder / f"seed-{number}"
+    given = parse_config(manifest.config, "the configuration")
+    config = make_config(**{**given, "objects": ("data",)})
+    own = str(read_settings(kit).get("data", ""))
+    if joined and not own:
+        raise ConfigError(f"'{kit}' names no data to join; start `atoll federate site` with them")
+    config = msgspec.structs.replace(config, data=own, own=RunConfig().own)
+    model = read_model(place)
+    if why := (model.about or {}).get("incomplete"):
+        raise ConfigError(f"the model in '{place}' lacks its private part: {why}; train again")
+    trained = Trained.built(folder, config, number, model, read_encoder(place), device)
+    new: Path | Data = data
+    if data.suffix == SUFFIX:
+        found = read_site_data(data)
+        new = Federation((found.graph,), found.classes, found.name)
+    return predict_with(
+        trained, new, joined=joined, client=manifest.site, block=block, threshold=threshold
+    )
