@@ -209,5 +209,23 @@ def test_a_cut_off_file_and_another_version_are_refused(tmp_path: Path) -> None:
             read(short)
     newer = tmp_path / "newer.atoll"
     newer.write_bytes(content.replace(b'"version":"1"', b'"version":"7"'))
-    with pytest.raises(DataError, match="a federation of format 7, and this Atoll reads format 1"):
+    with pytest.raises(DataError, match="a federation of format 7, and this Atoll reads format 2"):
         load_federation(newer)
+
+
+def test_a_growing_graph_comes_back_and_earlier_versions_refuse_it(tmp_path: Path) -> None:
+    source = make_lagoon(Lagoon(nodes=240, words=80), 3, 1)
+    clients = federate(source, partition="column:owner", split="inductive", seed=2)
+    path = save_federation(clients, tmp_path / "grows")
+    again = load_federation(path)
+    for one, two in zip(clients.graphs, again.graphs, strict=True):
+        assert torch.equal(one.since, two.since)  # type: ignore[arg-type]
+        assert torch.equal(one.edge_since, two.edge_since)  # type: ignore[arg-type]
+    versions = [
+        path.read_bytes()[:300],
+        save_federation(nodes(), tmp_path / "x").read_bytes()[:300],
+    ]
+    assert [b'"version":"2"' in head for head in versions] == [True, False]
+    made = {"rounds": 2, "set": {"hidden": 8}}
+    whole = atoll.run("fedavg", str(path), **made).metrics()  # type: ignore[arg-type]
+    assert whole == atoll.run("fedavg", clients, **made).metrics()  # type: ignore[arg-type]

@@ -12,10 +12,12 @@ import torch
 from scipy.sparse.csgraph import connected_components
 
 from atoll.core.errors import ConfigError, DataError
+from atoll.data.divide import federate
 from atoll.data.partition import divide
 from atoll.data.public.registry import load_dataset
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
-from atoll.data.split import SPLITS, split
+from atoll.data.split import SPLITS, growth, split
+from tests.data.toys import toy_set
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,19 @@ def labelled(y: np.ndarray, roles: np.ndarray | None = None) -> Source:
     """A graph without edges: splits read labels alone."""
     none = np.empty((2, 0), dtype=np.int64)
     return Source(
-        "labels", np.ones((len(y), 1), np.float32), none, y, int(y.max()) + 1, split=roles
+        "labels",
+        np.ones((len(y), 1), np.float32),
+        none,
+        y,
+        int(y.max()) + 1,
+        split=roles,
+        columns={"when": np.arange(len(y))},
     )
+
+
+def with_column(recipe: str) -> str:
+    """The recipe, with the column that a split in time needs."""
+    return "time:when" if recipe == "time" else recipe
 
 
 def random_case(case: int) -> tuple[Source, tuple[np.ndarray, ...]]:
@@ -124,8 +137,8 @@ def test_cora_component_global_split_is_fed_pubs(cora_source, draw, first):
 def test_every_labelled_node_has_a_role_and_no_other(recipe):
     for case in range(60):
         source, parts = random_case(case)
-        roles = split(source, parts, recipe, case)
-        again = split(source, parts, recipe, case)
+        roles = split(source, parts, with_column(recipe), case)
+        again = split(source, parts, with_column(recipe), case)
         for ids, own, same in zip(parts, roles, again, strict=True):
             assert own.dtype == np.int8
             assert own.shape == ids.shape
@@ -237,7 +250,7 @@ def test_global_generators_play_no_part():
         random.seed(1)
         np.random.seed(1)
         torch.manual_seed(1)
-        split(source, [np.arange(60), np.arange(60, 100)], recipe)
+        split(source, [np.arange(60), np.arange(60, 100)], with_column(recipe))
         after = (random.random(), np.random.rand(), torch.rand(1).item())
         random.seed(1)
         np.random.seed(1)
@@ -264,3 +277,82 @@ def test_refusals_are_one_clear_sentence(recipe, arguments, error, words):
     with pytest.raises(error) as caught:
         split(source, parts, recipe, **arguments)
     assert words in str(caught.value)
+
+
+def timed(times: np.ndarray, edge_time: np.ndarray | None = None) -> Source:
+    """A ring of nodes with times, and labels of two classes."""
+    nodes = np.arange(len(times))
+    edges = np.stack([nodes, np.roll(nodes, -1)])
+    y, x = nodes % 2, np.ones((len(nodes), 1), np.float32)
+    return Source("ring", x, edges, y, 2, columns={"joined": times}, edge_time=edge_time)
+
+
+def test_time_trains_before_it_validates_before_it_tests() -> None:
+    times = np.random.default_rng(0).permutation(100)
+    source, parts = timed(times), [np.arange(50), np.arange(50, 100)]
+    roles = np.concatenate(split(source, parts, "time:joined"))
+    assert np.bincount(roles).tolist() == [60, 20, 20]
+    assert times[roles == TRAIN].max() < times[roles == VAL].min()
+    assert times[roles == VAL].max() < times[roles == TEST].min()
+    assert np.array_equal(roles, np.concatenate(split(source, parts, "time:joined", seed=7)))
+    other = np.concatenate(split(source, parts, "time:joined,ratios=0.2/0.3/0.5"))
+    assert np.bincount(other).tolist() == [20, 30, 50]
+    given = np.concatenate(split(source, parts, "time:joined,val=10,test=90"))
+    assert np.bincount(given).tolist() == [10, 80, 10]
+
+
+def test_time_reads_dates_and_texts_of_dates() -> None:
+    days = np.datetime64("2024-01-01") + np.arange(100)
+    for values in (days, days.astype(str), days.astype(object).astype(str).astype(object)):
+        roles = split(timed(values), [np.arange(100)], "time:joined,val=2024-02-01,test=2024-03-01")
+        assert np.bincount(roles[0]).tolist() == [31, 29, 40]
+
+
+def test_edges_appear_with_their_ends_and_with_their_own_time() -> None:
+    when = np.zeros(100)
+    when[5] = 85  # between two nodes of training, but after the testing began
+    source = timed(np.arange(100), when)
+    found = growth(source, "time:joined", None)
+    assert found is not None
+    since = found.of_nodes(source)
+    assert since.tolist() == [0] * 60 + [1] * 20 + [2] * 20
+    stage = found.of_edges(source, since)
+    assert stage[[0, 5, 58, 59, 78, 79, 99]].tolist() == [0, 2, 0, 1, 1, 2, 2]
+    clients = federate(source, clients=1, partition="random", split="time:joined")
+    assert clients.about["cuts"] == [60.0, 80.0]
+    assert clients.graphs[0].since.tolist() == since.tolist()  # type: ignore[union-attr]
+    assert clients.graphs[0].edge_since.tolist() == stage.tolist()  # type: ignore[union-attr]
+
+
+def test_inductive_has_the_roles_of_stratified_and_hides_what_is_not_for_training() -> None:
+    source = replace(timed(np.arange(60)), y=np.where(np.arange(60) < 6, -1, np.arange(60) % 2))
+    same = [split(source, [np.arange(60)], name, seed=3)[0] for name in ("stratified", "inductive")]
+    assert np.array_equal(*same)
+    graph = federate(source, clients=1, partition="random", split="inductive", seed=3).graphs[0]
+    assert graph.since is not None
+    assert graph.since[:6].tolist() == [0] * 6  # nodes without a label are there
+    assert torch.equal(graph.since, (graph.val + 2 * graph.test).to(torch.int8))
+    plain = federate(source, clients=1, partition="random", split="stratified", seed=3).graphs[0]
+    assert plain.since is None
+
+
+def test_what_a_split_in_time_cannot_use_is_refused() -> None:
+    whole = [np.arange(9)]
+    for values, recipe, sentence in (
+        (np.arange(9), "time:left", "needs a node column of 'ring'; its columns are: joined"),
+        (np.arange(9), "time", "split 'time:COLUMN' needs a node column"),
+        (np.arange(9), "time:joined,val=3", "give both times, as in time:joined,val=60,test=80"),
+        (np.arange(9), "time:joined,val=6,test=3", "leaves 6 of 9 labelled nodes before valida"),
+        (np.zeros(9), "time:joined", "leaves 0 of 9 labelled nodes before validation, 0 before"),
+        (np.arange(9), "time:joined,when=3", "split 'time' has no option 'when'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            split(timed(values), whole, recipe)
+    gaps = np.where(np.arange(9) == 4, np.nan, np.arange(9))
+    with pytest.raises(DataError, match=r"column 'joined' has no time at row 4 \(1 in all\)"):
+        split(timed(gaps), whole, "time:joined")
+    with pytest.raises(DataError, match="column 'joined' is no number and no date like 2024"):
+        split(timed(np.array(["soon"] * 9)), whole, "time:joined")
+    for recipe in ("inductive", "time:joined"):
+        with pytest.raises(ConfigError, match="is for one graph, but 'toys' is a set of graphs"):
+            split(toy_set(9), whole, recipe)

@@ -24,3 +24,9 @@ def test_a_file_that_is_no_clients_data_is_refused(tmp_path):
     save_checkpoint(tmp_path / "x.atoll", {"server": 1})
     with pytest.raises(DataError, match="is not a client's data"):
         read_site_data(tmp_path / "x.atoll")
+
+
+def test_a_site_hides_nodes_that_are_not_for_training(tmp_path, tables):
+    graph = read_site_data(tables(tmp_path / "a", "xyz"), split="inductive").graph
+    assert graph.since.tolist() == (graph.val + 2 * graph.test).tolist()
+    assert graph.edge_since.tolist() == graph.since[graph.edges].amax(0).tolist()

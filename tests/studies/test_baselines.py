@@ -18,6 +18,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.task import task_named
 from atoll.data.source import Source
+from atoll.data.split import growth
 from atoll.experiment.baseline import (
     NOT_FEDERATED,
     POOLED,
@@ -170,6 +171,32 @@ def test_the_pooled_graph_has_all_nodes_and_the_edges_between_clients() -> None:
     divided = Problem.of(make_config(method="m", data="d", objects=["method", "data"]), clients)
     alone = pooled_graph(divided, clients, 0)
     assert alone.edges.shape[1] == sum(graph.edges.shape[1] for graph in clients.graphs)
+
+
+def test_in_a_split_in_time_the_pooled_graph_grows_as_the_clients_do() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 3)).astype(np.float32), rng.integers(0, 2, 90)
+    edges = rng.integers(0, 90, (2, 300))
+    column = {"day": rng.permutation(90), "client": np.arange(90) % 3}
+    source = Source("days", x, edges, y, 2, columns=column, edge_time=rng.integers(0, 90, 300))
+    how: dict[str, Any] = {"partition": "column:client", "split": "time:day"}
+    config = make_config(method="m", data="days", objects=["method", "data"], **how)
+    problem = Problem.of(config, source)
+    clients = problem.federation(0)
+    whole = pooled_graph(problem, clients, 0)
+    simple = problem.undivided(0)
+    assert simple is not None
+    ids = torch.cat([graph.ids for graph in clients.graphs]).long().numpy()
+    grows = growth(simple, "time:day", None)
+    assert grows is not None
+    since = grows.of_nodes(simple)
+    assert whole.since.tolist() == since[ids].tolist()  # type: ignore[union-attr]
+    stage = dict(zip(map(tuple, simple.edges.T), grows.of_edges(simple, since), strict=True))
+    found = map(tuple, ids[whole.edges.numpy()].T)
+    assert [stage[pair] for pair in found] == whole.edge_since.tolist()  # type: ignore[union-attr]
+    rows = ["fedavg", "trees:neighbours:iterations=3", "oracle"]
+    table = atoll.compare(rows, source, rounds=2, seeds=2, **how).tables[0]
+    assert all(row.finished for row in table.rows)
 
 
 def test_the_oracle_is_local_training_on_one_client() -> None:

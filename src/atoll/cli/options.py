@@ -74,8 +74,8 @@ DIVISION = (
     ),
     option(
         "--split NAME",
-        "How nodes become training, validation and test nodes: stratified, random, given, "
-        "...  [default: the protocol's]",
+        "How nodes become training, validation and test nodes: stratified, inductive, "
+        "time:COLUMN, given, ...  [default: the protocol's]",
     ),
     option(
         "--ratios A/B/C",

@@ -96,6 +96,11 @@ class Graph:
     held_out: Graph | None = None  # only validation and test graphs: scoring predicts no others
     training: Graph | None = None  # only the training graphs, for cheap mini-batches
     derived: Tree = None  # from `Method.derive`, where an engine has kept it
+    # The first stage in which a node, (N,), or an edge, (E,), is there, int8 (`core.stages`), and,
+    # in a graph that an engine trains on, the graph of the next stage. None: all are always there.
+    since: Tensor | None = None
+    edge_since: Tensor | None = None
+    later: Graph | None = None
     task_name: str = static(default="")  # "" classifies graphs where there are roots, else nodes
 
     @property

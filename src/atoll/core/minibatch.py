@@ -77,14 +77,14 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
 
     def cut(part: Matrix) -> Tree:
         if isinstance(part, Sparse):
-            return _cut_sparse(part, nodes, place)
+            return cut_sparse(part, nodes, place)
         if isinstance(part, Distinct):
-            return replace(part, which=_cut_sparse(part.which, nodes, place))
+            return replace(part, which=cut_sparse(part.which, nodes, place))
         return place[part[inside[part]]] if lists_nodes(part) else part[nodes]
 
     return replace(
         graph,
-        **_of_nodes(graph, nodes),
+        **of_nodes(graph, nodes),
         x=cut(graph.x),
         edges=place[graph.edges[:, edges]],
         edge_weight=graph.edge_weight[edges],
@@ -97,7 +97,7 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
     )
 
 
-def _of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
+def of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
     """The fields with an entry for each node, for some of them."""
     return {name: pick(getattr(graph, name), nodes) for name in PER_NODE}
 
@@ -155,15 +155,15 @@ def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
         listed, spans = place[matrix], pairwise(nodes.bounds)
         return [listed[(listed >= begin) & (listed < end)] - begin for begin, end in spans]
 
-    of_nodes: Any = {n: nodes.parts(part) for n, part in _of_nodes(graph, nodes.old).items()}
+    by_node: Any = {n: nodes.parts(part) for n, part in of_nodes(graph, nodes.old).items()}
     views = {name: view(matrix) for name, matrix in graph.views.items()}
     root = nodes.parts(nodes.number(pick(graph.root, nodes.old), nodes.graph).long())
     roots = torch.split(pick(graph.roots, order) + nodes.by, size)
     return [
         replace(
             graph,
-            **{name: parts[number] for name, parts in of_nodes.items()},
-            x=of_nodes["real"][number],
+            **{name: parts[number] for name, parts in by_node.items()},
+            x=by_node["real"][number],
             views={name: parts[number] for name, parts in views.items()},
             root=root[number],
             roots=roots[number],
@@ -200,7 +200,7 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
     return list(starmap(partial(Sparse, square=matrix.square), by_batch))
 
 
-def _cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
+def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
     """The nodes' rows; of a square matrix their columns, too, because no other has an entry."""
     entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)
     columns, values = matrix.columns[entries], matrix.values[entries]

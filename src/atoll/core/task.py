@@ -65,7 +65,9 @@ class Task(ABC):
 class Classification(Task):
     """One class for each item; outputs are logits."""
 
-    splits = ("stratified", "openfgl", "fedtad", "gcfl", "random", "global", "given")
+    splits: ClassVar[tuple[str, ...]] = (
+        *("stratified", "openfgl", "fedtad", "gcfl", "random", "global", "given"),
+    )
     metrics = ("accuracy", "macro_f1", "weighted_f1", "auc", "loss")
 
     def targets(self, graph: Graph) -> Tensor:
@@ -98,6 +100,7 @@ class NodeClassification(Classification):
     """The class of every node of one graph."""
 
     name = "node"
+    splits = (*Classification.splits, "inductive", "time")
 
 
 class GraphClassification(Classification):

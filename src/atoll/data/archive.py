@@ -17,6 +17,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from atoll.core.task import ROLES, TASKS
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 SUFFIX = ".atoll"
-_FORMAT, _VERSION = "atoll-federation", 1
+_FORMAT, _VERSION, _GROWING = "atoll-federation", 1, 2
 _MAX_HEADER = 1 << 28
 _HAS = ("has_features", "has_classes")
+_STAGES = ("since", "edge_since")  # only in files of `_GROWING`, which earlier versions refuse
 _CUT_OFF = "it is cut off, or was written over"
 
 
@@ -65,7 +67,8 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
     more |= {"clients": len(graphs), "task": federation.task.name}
     header = Header(batch_sizes=sizes, about=about, **more)
     text = json.dumps(msgspec.structs.asdict(header))
-    metadata = {"format": _FORMAT, "version": str(_VERSION), "header": text}
+    version = _VERSION if graphs[0].since is None else _GROWING
+    metadata = {"format": _FORMAT, "version": str(version), "header": text}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -114,6 +117,8 @@ def _arrays(graphs: list[Graph]) -> dict[str, Tensor]:
         arrays["x_value"] = torch.cat([x.values for x in sparse])
     if any(bool((graph.edge_weight != 1).any()) for graph in graphs):
         arrays["weight"] = joined("edge_weight", torch.float32)
+    if graphs[0].since is not None:
+        arrays |= {name: joined(name, torch.int8) for name in _STAGES}
     if graphs[0].root is not None:
         arrays["root"] = joined("root", torch.int32)
         for name in _HAS:
@@ -156,8 +161,8 @@ def read_header(path: str | Path) -> Header:
     if found != _FORMAT:
         advice = f"write one with: atoll partition --data NAME --out FILE{SUFFIX}"
         raise DataError(f"'{path}' is not a federation that Atoll wrote; {advice}")
-    if version != str(_VERSION):
-        formats = f"of format {version}, and this Atoll reads format {_VERSION}"
+    if version not in (str(_VERSION), str(_GROWING)):
+        formats = f"of format {version}, and this Atoll reads format {_GROWING}"
         advice = "update Atoll, or write it again with `atoll partition`"
         raise DataError(f"'{path}' is a federation {formats}; {advice}")
     try:
@@ -220,6 +225,8 @@ class _Parts:
             "edge": (2, int(arrays["edges"][-1])),
             **dict.fromkeys(("y", "role", "id"), (nodes,)),
         }
+        if "since" in arrays:
+            shapes |= {"since": (nodes,), "edge_since": (int(arrays["edges"][-1]),)}
         if not bool(sparse.all()):
             shapes["x"] = (int(self.dense_rows[-1]), header.features)
         if bool(sparse.any()):
@@ -244,7 +251,7 @@ class _Parts:
             if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
                 raise _damaged(self.path, f"client {client} has an impossible {what}")
         own = {name: arrays[name][client] for name in _HAS if name in arrays}
-        return make_graph(
+        graph = make_graph(
             self._features(client, a, b),
             edges,
             y,
@@ -255,6 +262,9 @@ class _Parts:
             has_features=own.get("has_features"),
             has_classes=own.get("has_classes"),
         )
+        if "since" not in arrays:
+            return graph
+        return replace(graph, since=arrays["since"][a:b], edge_since=arrays["edge_since"][c:d])
 
     def _features(self, client: int, a: int, b: int) -> Tensor | Sparse:
         arrays = self.arrays

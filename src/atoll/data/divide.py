@@ -18,7 +18,7 @@ from atoll.data.partition import Partition, divide
 from atoll.data.public.registry import SPARSE_BELOW
 from atoll.data.source import TEST, TRAIN, VAL, GraphGroup, GraphSet, Source
 from atoll.data.spec import Value
-from atoll.data.split import Parts, Ratios
+from atoll.data.split import Growth, Parts, Ratios, growth
 from atoll.data.split import split as assign_roles
 
 Data = Source | GraphSet | GraphGroup
@@ -60,7 +60,10 @@ def federate(
         roles = [draw(one, [ids])[0] for one, ids in zip(source.sets, parts.parts, strict=True)]
     else:
         roles = draw(source, parts.parts)
-    graphs = _graphs(source, parts.parts, roles)
+    grows = None
+    if isinstance(source, Source):
+        grows = growth(source, split, ratios, **(split_options or {}))
+    graphs = _graphs(source, parts.parts, roles, grows)
     sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(graphs)
     names = _client_names(source, parts.recipe)
     for number, (one, ids, graph) in enumerate(zip(sets, parts.parts, graphs, strict=True)):
@@ -78,6 +81,7 @@ def federate(
     if isinstance(source, Source):
         named = {"class_names": list(source.class_names)} if source.class_names else {}
         about |= {"edges_total": int(source.edges.shape[1]), **named}
+        about |= {"cuts": list(grows.cuts)} if grows and grows.column else {}
     else:
         about |= {"sets": [one.name for one in sets], "graphs": list(parts.sizes)}
         about["batch_size"] = batch_size
@@ -101,9 +105,12 @@ def _client_names(source: Data, recipe: str) -> list[str]:
     return [str(name) for name in np.unique(plain).tolist()]
 
 
-def _graphs(source: Data, parts: Parts, roles: Parts) -> tuple[Graph, ...]:
+def _graphs(
+    source: Data, parts: Parts, roles: Parts, grows: Growth | None = None
+) -> tuple[Graph, ...]:
     if isinstance(source, Source):
-        return tuple(map(InducedSubgraphs(source).graph, parts, roles))
+        cut = InducedSubgraphs(source)
+        return tuple(cut.graph(*one, grows) for one in zip(parts, roles, strict=True))
     sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(parts)
     width, classes = max(one.num_features for one in sets), max(one.classes for one in sets)
     owned = zip(sets, parts, roles, strict=True)
@@ -169,16 +176,23 @@ class InducedSubgraphs:
             columns={name: values[ids] for name, values in source.columns.items()},
         )
 
-    def graph(self, ids: np.ndarray, roles: np.ndarray) -> Graph:
-        return graph_of(self.part(ids), ids, roles)
+    def graph(self, ids: np.ndarray, roles: np.ndarray, grows: Growth | None = None) -> Graph:
+        return graph_of(self.part(ids), ids, roles, grows)
 
 
-def graph_of(part: Source, ids: np.ndarray, roles: np.ndarray) -> Graph:
+def graph_of(
+    part: Source, ids: np.ndarray, roles: np.ndarray, grows: Growth | None = None
+) -> Graph:
     """One client's graph as tensors; `ids` are its nodes' numbers in the undivided graph."""
     x, edges, y = _features(part.x), torch.from_numpy(part.edges), torch.from_numpy(part.y)
     weight = None if part.weight is None else torch.from_numpy(part.weight)
     own = torch.from_numpy(ids.astype(np.int32))
-    return make_graph(x, edges, y, *_masks(roles, part.y), edge_weight=weight, ids=own)
+    graph = make_graph(x, edges, y, *_masks(roles, part.y), edge_weight=weight, ids=own)
+    if grows is None:
+        return graph
+    since = grows.of_nodes(part, roles)
+    stages = since, grows.of_edges(part, since)
+    return replace(graph, since=torch.from_numpy(stages[0]), edge_since=torch.from_numpy(stages[1]))
 
 
 def _masks(roles: np.ndarray, y: np.ndarray) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random as python_random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,7 @@ Roles = list[np.ndarray]
 
 NODE_RATIOS: Ratios = (0.2, 0.4, 0.4)
 GRAPH_RATIOS: Ratios = (0.8, 0.1, 0.1)
+TIME_RATIOS: Ratios = (0.6, 0.2, 0.2)
 
 
 def split(
@@ -30,6 +32,19 @@ def split(
     **options: Value,
 ) -> Roles:
     """Give every node (or graph) of every client a role."""
+    check_seed(seed)
+    recipe, shares, options = _resolved(source, recipe, ratios, options)
+    roles = SPLITS[recipe](source, parts, seed, shares, **options)
+    owned = zip(parts, roles, strict=True)
+    return [np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8) for ids, own in owned]
+
+
+def _resolved(
+    source: Data, recipe: str, ratios: Ratios | None, options: dict[str, Value]
+) -> tuple[str, Ratios, dict[str, Value]]:
+    """A recipe's name, its shares and its options, all checked."""
+    if recipe.startswith("time:") and "=" not in recipe.partition(",")[0]:
+        recipe = recipe.replace("time:", "time:column=", 1)
     recipe, named = parse_recipe(recipe)
     options = {**named, **options}
     check_name("split", recipe, SPLITS)
@@ -37,18 +52,19 @@ def split(
     for option in options:
         if option not in options_of(SPLITS[recipe]):
             raise ConfigError(f"split '{recipe}' has no option '{option}'")
-    check_seed(seed)
+    if isinstance(source, GraphSet) and recipe in GROWING:
+        problem = f"split '{recipe}' is for one graph, but '{source.name}' is a set of graphs"
+        raise ConfigError(f"{problem}; use split 'stratified'")
     if shares is None:
-        shares = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
+        usual = GRAPH_RATIOS if isinstance(source, GraphSet) else NODE_RATIOS
+        shares = TIME_RATIOS if recipe == "time" else usual
     listed = (shares,) if isinstance(shares, int | float | str) else tuple(shares)
     valid = [share for share in listed if isinstance(share, int | float) and 0 <= share <= 1]
     usable = len(listed) == len(valid) == 3 and valid[0] > 0
     if not usable or abs(sum(valid) - 1) > 1e-6:
         advice = "give three shares for training, validation and testing that sum to 1"
         raise ConfigError(f"ratios {listed} are not usable; {advice}, the first above 0")
-    roles = SPLITS[recipe](source, parts, seed, shares, **options)
-    owned = zip(parts, roles, strict=True)
-    return [np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8) for ids, own in owned]
+    return recipe, (valid[0], valid[1], valid[2]), options
 
 
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
@@ -177,5 +193,114 @@ def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     return [source.split[ids] for ids in parts]
 
 
-_RECIPES = (stratified, openfgl, fedtad, gcfl, random, global_, given)
+def inductive(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
+    """As `stratified`; nodes to be tested, and their edges, are absent in training (`Growth`)."""
+    return stratified(source, parts, seed, ratios)
+
+
+def time(
+    source: Source,
+    parts: Parts,
+    seed: int,
+    ratios: Ratios,
+    *,
+    column: str = "",
+    val: Value | None = None,
+    test: Value | None = None,
+) -> Roles:
+    """Training before validation before testing, by a node column; all clients have one calendar.
+
+    The times where validation and testing begin follow from the ratios of the labelled nodes, or
+    are given (`time:signup,val=2024-06-01,test=2024-07-01`). The seed has no effect.
+    """
+    stages = Growth(column, _cuts(source, ratios, column, val, test)).of_nodes(source)
+    roles = np.array([TRAIN, VAL, TEST], dtype=np.int8)[stages]
+    return [roles[ids] for ids in parts]
+
+
+def _cuts(
+    source: Source, ratios: Ratios, column: str, val: Value | None, test: Value | None
+) -> tuple[float, float]:
+    """The times where validation and testing begin."""
+    if column not in source.columns:
+        listed = ", ".join(sorted(source.columns)) or "none"
+        problem = f"split 'time:{column or 'COLUMN'}' needs a node column of '{source.name}'"
+        raise ConfigError(f"{problem}; its columns are: {listed}")
+    times = np.sort(_times(source.columns[column], f"column '{column}'")[source.y >= 0])
+    if (val is None) != (test is None):
+        raise ConfigError(f"give both times, as in time:{column},val=60,test=80, or none of them")
+    if val is None:
+        shares = ratios[0], ratios[0] + ratios[1]
+        places = [round(share * times.size) for share in shares]
+        first, second = (times[place] if place < times.size else np.inf for place in places)
+    else:
+        first, second = _times(np.array([str(val), str(test)]), "val and test")
+    if not (times < first).any() or first > second:
+        hint = f"give the times where validation and testing begin: time:{column},val=...,test=..."
+        counts = [int((times < t).sum()) for t in (first, second)]
+        told = f"{counts[0]} of {times.size} labelled nodes before validation, {counts[1]} before"
+        raise ConfigError(f"split 'time:{column}' leaves {told} testing; {hint}")
+    return float(first), float(second)
+
+
+def _times(values: np.ndarray, what: str) -> np.ndarray:
+    """Numbers, dates, or texts that are one of them, as float64; dates in seconds."""
+    try:
+        if values.dtype.kind in "OUS":
+            texts = values.astype(str)
+            try:
+                return texts.astype(np.float64)
+            except ValueError:
+                values = texts.astype("datetime64[s]")
+        if values.dtype.kind == "M":
+            missing, values = np.isnat(values), values.astype("datetime64[s]").astype(np.float64)
+            values[missing] = np.nan
+        found = values.astype(np.float64)
+    except ValueError as error:
+        raise DataError(f"{what} is no number and no date like 2024-06-30: {error}") from None
+    if (gaps := np.flatnonzero(np.isnan(found))).size:
+        raise DataError(f"{what} has no time at row {gaps[0]} ({gaps.size} in all); fill it")
+    return found
+
+
+@dataclass(frozen=True)
+class Growth:
+    """When nodes and edges appear: in training (stage 0), validation (1) or testing (2)."""
+
+    column: str = ""  # the node column of times; "" goes by the roles
+    cuts: tuple[float, float] = (np.inf, np.inf)  # the times where stages 1 and 2 begin
+
+    def of_nodes(self, part: Source, roles: np.ndarray | None = None) -> np.ndarray:
+        """The stage of each node, (N,) int8; without a column, one of no role is always there."""
+        if not self.column:
+            assert roles is not None
+            return np.asarray((roles == VAL) + 2 * (roles == TEST), dtype=np.int8)
+        return self.of_times(_times(part.columns[self.column], f"column '{self.column}'"))
+
+    def of_edges(self, part: Source, of_nodes: np.ndarray) -> np.ndarray:
+        """The stage of each edge, (E,) int8: both ends are there, and its own time has come."""
+        found = np.asarray(of_nodes[part.edges].max(0))
+        if self.column and part.edge_time is not None:
+            found = np.maximum(found, self.of_times(_times(part.edge_time, "the time of edges")))
+        return found
+
+    def of_times(self, times: np.ndarray) -> np.ndarray:
+        """The stage of each time, int8."""
+        return np.asarray((times[:, None] >= np.array(self.cuts)).sum(1).astype(np.int8))
+
+
+def growth(source: Data, recipe: str, ratios: Ratios | None, **options: Value) -> Growth | None:
+    """When nodes and edges appear in a split; None where all are there from the start."""
+    recipe, shares, options = _resolved(source, recipe, ratios, options)
+    if isinstance(source, GraphSet) or recipe not in GROWING:
+        return None
+    if recipe == "inductive":
+        return Growth()
+    chosen = (options.get(name) for name in ("val", "test"))
+    column = str(options.get("column", ""))
+    return Growth(column, _cuts(source, shares, column, *chosen))
+
+
+_RECIPES = (stratified, openfgl, fedtad, gcfl, random, global_, given, inductive, time)
+GROWING = ("inductive", "time")  # splits that hide a part of the graph in training
 SPLITS: dict[str, Callable[..., Roles]] = {f.__name__.rstrip("_"): f for f in _RECIPES}

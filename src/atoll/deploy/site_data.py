@@ -13,6 +13,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.data.divide import InducedSubgraphs, check_client
+from atoll.data.split import growth
 from atoll.data.split import split as assign_roles
 from atoll.engines.codec import load_checkpoint, save_checkpoint
 
@@ -94,7 +95,8 @@ def read_site_data(
     everyone = np.arange(source.num_nodes)
     recipe = "given" if source.split is not None else split
     roles = assign_roles(source, [everyone], recipe, seed=seed)[0]
-    graph = InducedSubgraphs(source).graph(everyone, roles)
+    grows = growth(source, recipe, None)
+    graph = InducedSubgraphs(source).graph(everyone, roles, grows)
     check_client(f"'{path}'", graph, labels, ("no-edge", "single-class"))
     words = (*(f"class {n}" for n in names), *(f"column {n}" for n in report.features))
     encoder = None if source.encoder is None else replace(source.encoder, classes=names).plain()

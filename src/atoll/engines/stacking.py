@@ -86,6 +86,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         same = (_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True))
         return x if all(same) else _stack_matrix(found, nodes)  # features are stacked only once
 
+    later = [graph.later for graph in graphs if graph.later is not None]
     return Graph(
         x=x,
         edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
@@ -97,6 +98,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         has_features=padded("has_features", 0),
         has_classes=padded("has_classes", 0),
         task_name=graphs[0].task_name,
+        later=stack_graphs(later) if later else None,
     )
 
 

@@ -23,6 +23,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.core.tree import stack
+from atoll.data.split import Growth
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import tuned_process
@@ -39,7 +40,7 @@ NOT_FEDERATED = "not federated"
 POOLED = "not federated, pools all data"
 KINDS = (NOT_FEDERATED, POOLED)  # the model behind a baseline's scores, as results name it
 WINS = "needs no federation, and no federated method here has a higher mean"
-BOUND = "pools all data, which breaks the clients' privacy: an upper bound"
+BOUND = "pools all data, which breaks the clients' privacy"
 
 
 class Baseline(ABC, Generic[Model]):
@@ -83,6 +84,8 @@ def pooled_graph(problem: Problem, federation: Federation, seed: int) -> Graph:
     starts = np.cumsum([0, *(graph.num_nodes for graph in graphs)])
     edges = [graph.edges + int(start) for graph, start in zip(graphs, starts, strict=False)]
     weights = [graph.edge_weight for graph in graphs]
+    since, stages = ([getattr(graph, name) for graph in graphs] for name in ("since", "edge_since"))
+    grows = since[0] is not None
     if (source := problem.undivided(seed)) is not None:
         place, owner = np.full((2, source.num_nodes), -1)
         for client, graph in enumerate(graphs):
@@ -93,10 +96,19 @@ def pooled_graph(problem: Problem, federation: Federation, seed: int) -> Graph:
         edges.append(torch.from_numpy(place[ends[:, between]]))
         ones = np.ones(int(between.sum()), dtype=np.float32)
         weights.append(torch.from_numpy(ones if source.weight is None else source.weight[between]))
+        if grows:
+            when = None if source.edge_time is None else source.edge_time[between]
+            part = replace(source, edges=edges[-1].numpy(), edge_time=when)
+            cuts = federation.about.get("cuts")
+            rule = Growth("time", tuple(cuts)) if cuts else Growth()
+            stages.append(torch.from_numpy(rule.of_edges(part, torch.cat(since).numpy())))
     names = ("y", "train", "val", "test")
     y, *roles = (torch.cat([getattr(graph, name) for graph in graphs]) for name in names)
     x = _joined_features([graph.x for graph in graphs])
-    return make_graph(x, torch.cat(edges, 1), y, *roles, edge_weight=torch.cat(weights))
+    whole = make_graph(x, torch.cat(edges, 1), y, *roles, edge_weight=torch.cat(weights))
+    if not grows:
+        return whole
+    return replace(whole, since=torch.cat(since), edge_since=torch.cat(stages))
 
 
 def _joined_features(parts: Sequence[Tensor | Sparse]) -> Tensor | Sparse:

@@ -18,8 +18,9 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.method import Method, client_step
+from atoll.core.stages import when_scored
 from atoll.core.task import Scores, macro_auc
-from atoll.core.tree import Tree, record
+from atoll.core.tree import Tree, record, tree_map
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From counts by truth and bin of the score, (..., 2, B), and the bins' probabilities, (B,)."""
@@ -231,7 +232,13 @@ class Evaluator:
 
     @client_step(keeps_state=True)
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
-        """Predict and count."""
+        """Predict and count; in a graph that grows, each role in its own stage."""
+        found = [self._score(one, message, state, key) for one in when_scored(graph)]
+        if len(found) == 1:
+            return found[0]
+        return tree_map(lambda *rows: torch.stack([r[i] for i, r in enumerate(rows)]), *found)
+
+    def _score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
         if not self.with_train:  # the training part is left out as far as that is possible
             graph = graph if graph.held_out is None else graph.held_out
             graph = replace(graph, train=torch.zeros_like(graph.train))

@@ -347,6 +347,9 @@ def check_task(method: Method, federation: Federation) -> None:
     if task not in method.tasks:
         known = " and ".join(f"{known}s" for known in method.tasks)
         raise ConfigError(f"{name} classifies {known}, but {have}; choose another method")
+    if (why := method.why_bound()) and federation.graphs[0].since is not None:
+        hint = "choose another method or split"
+        raise ConfigError(f"{name} cannot predict nodes that are absent in training: {why}; {hint}")
     if task_of(method.net) != task:
         net, known = type(method.net).__name__, f"{task_of(method.net)}s"
         raise ConfigError(f"network {net} classifies {known}, but {have}; choose another network")

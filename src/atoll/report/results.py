@@ -95,7 +95,7 @@ def _findings(found: Collection) -> list[str]:
                 lines.append(f"<b>{escape(one.row)}</b> {WINS}.")
             if one.row in found.bounds and table.cell(one.row, head).known:
                 score = table.printed(one.row, head).plain
-                lines.append(f"<b>{escape(one.row)}</b> {BOUND}, {score}.")
+                lines.append(f"<b>{escape(one.row)}</b> {BOUND}: {score}.")
     return lines
 
 

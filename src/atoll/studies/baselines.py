@@ -18,6 +18,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, with_views
 from atoll.core.space import Value
+from atoll.core.stages import rows_by_stage
 from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline, Baseline, pooled_graph
 from atoll.experiment.build import build_method
@@ -132,7 +133,7 @@ class Trees(Baseline[list[Tensor]]):
         from threadpoolctl import threadpool_limits
 
         train, val = graph.train.numpy() > 0, graph.val.numpy() > 0
-        x, y = self._inputs(graph), graph.y.numpy()
+        x, y = rows_by_stage(graph, self._inputs).numpy(), graph.y.numpy()
         counts = np.bincount(y[train], minlength=classes)
         chances = np.tile(counts / max(counts.sum(), 1), (len(y), 1))
         if (known := np.flatnonzero(counts)).size > 1:
@@ -163,15 +164,15 @@ class Trees(Baseline[list[Tensor]]):
         every[:, known] = chances
         return every
 
-    def _inputs(self, graph: Graph) -> np.ndarray:
+    def _inputs(self, graph: Graph) -> Tensor:
         x = _dense(graph).double().numpy()
         if not self.neighbours:
-            return x
+            return torch.from_numpy(x)
         (source, target), size = graph.edges.numpy(), graph.num_nodes
         adjacency = sp.csr_array((np.ones(source.size), (target, source)), shape=(size, size))
         degree = np.asarray(adjacency.sum(1)).reshape(-1, 1)
         with np.errstate(invalid="ignore"):  # a node without neighbours has missing values: NaN
-            return np.hstack([x, adjacency @ x / degree])
+            return torch.from_numpy(np.hstack([x, adjacency @ x / degree]))
 
 
 @dataclass(frozen=True)
@@ -239,9 +240,12 @@ class Oracle(Baseline[list[Tensor]]):
         kept = run.keeper.selected(run.history) if run.keeper else None
         assert kept is not None
         model = SelectedModel.of_export(kept.export())  # on the CPU
+
+        def logits(graph: Graph) -> Tensor:
+            return model.predict(method, with_views(graph, method.views), 0)
+
         with torch.no_grad():
-            scores = model.predict(method, with_views(whole, method.views), 0)
-        return _by_client(scores, federation)
+            return _by_client(rows_by_stage(whole, logits), federation)
 
     def predict(self, model: list[Tensor], client: int, graph: Graph) -> Tensor:
         return model[client]

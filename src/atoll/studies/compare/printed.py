@@ -67,7 +67,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         if row.method in table.best and row.scored == NOT_FEDERATED
     ]
     found += [
-        f"{row.method} {BOUND}, {_points(row.mean - best)} from the best of the others."
+        f"{row.method} {BOUND}: {_points(row.mean - best)} from the best of the others."
         for row in table.rows
         if row.finished and row.scored == POOLED and row.method not in table.best
     ]

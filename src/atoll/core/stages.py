@@ -1,0 +1,73 @@
+"""Graphs that grow: what is absent in training, and what is there when a client is scored.
+
+`Graph.since` and `Graph.edge_since` are the first stage in which a node or an edge is there: 0 in
+training, 1 when validation nodes are scored, 2 when test nodes are. Engines train on the graph of
+stage 0, which has the others behind it (`Graph.later`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from atoll.core.federation import LazyGraphs, each
+from atoll.core.graph import Graph, Sparse, pick
+from atoll.core.minibatch import cut_sparse, of_nodes
+from atoll.core.task import ROLES
+
+STAGES = range(len(ROLES))  # each role is scored in its own stage
+
+
+def at_stage(graph: Graph, stage: int) -> Graph:
+    """The nodes and edges that are there in a stage; a graph that does not grow is the same."""
+    if graph.since is None or graph.edge_since is None:
+        return graph
+    nodes = (graph.since <= stage).nonzero().squeeze(1)
+    place = torch.full_like(graph.y, -1)
+    place[nodes] = torch.arange(len(nodes), device=nodes.device)
+    kept = (graph.edge_since <= stage).nonzero().squeeze(1)
+    x = graph.x
+    return replace(
+        graph,
+        **of_nodes(graph, nodes),
+        x=cut_sparse(x, nodes, place) if isinstance(x, Sparse) else pick(x, nodes),
+        edges=place[graph.edges[:, kept]],
+        edge_weight=graph.edge_weight[kept],
+        since=None,
+        edge_since=None,
+    )
+
+
+def rows_by_stage(graph: Graph, rows: Callable[[Graph], Tensor]) -> Tensor:
+    """A row for each node, made from the graph of the stage in which the node's role is scored."""
+    found = rows(at_stage(graph, STAGES[-1]))
+    if graph.since is not None:
+        for stage, role in enumerate((graph.train, graph.val)):
+            there = graph.since <= stage
+            found[role > 0] = rows(at_stage(graph, stage))[role[there] > 0]
+    return found
+
+
+def linked(stages: Sequence[Sequence[Graph]]) -> Sequence[Graph]:
+    """The clients' graphs in training, each with its graphs of the later stages behind it."""
+
+    def one(client: int) -> Graph:
+        train, val, test = (graphs[client] for graphs in stages)
+        return replace(train, later=replace(val, later=test))
+
+    chain = LazyGraphs(len(stages[0]), one)
+    return chain if isinstance(stages[0], LazyGraphs) else tuple(chain)
+
+
+def by_stage(graphs: Sequence[Graph]) -> list[Sequence[Graph]]:
+    """The clients' graphs in every stage."""
+    return [each(partial(at_stage, stage=stage), graphs) for stage in STAGES]
+
+
+def when_scored(graph: Graph) -> list[Graph]:
+    """The graph on which each role is scored; only one where it is the same for all."""
+    return [graph] if graph.later is None else [graph, *when_scored(graph.later)]
