@@ -221,11 +221,8 @@ def test_a_growing_graph_comes_back_and_earlier_versions_refuse_it(tmp_path: Pat
     for one, two in zip(clients.graphs, again.graphs, strict=True):
         assert torch.equal(one.since, two.since)  # type: ignore[arg-type]
         assert torch.equal(one.edge_since, two.edge_since)  # type: ignore[arg-type]
-    versions = [
-        path.read_bytes()[:300],
-        save_federation(nodes(), tmp_path / "x").read_bytes()[:300],
-    ]
-    assert [b'"version":"2"' in head for head in versions] == [True, False]
+    plain = save_federation(nodes(), tmp_path / "plain")
+    assert [b'"version":"2"' in file.read_bytes() for file in (path, plain)] == [True, False]
     made = {"rounds": 2, "set": {"hidden": 8}}
     whole = atoll.run("fedavg", str(path), **made).metrics()  # type: ignore[arg-type]
     assert whole == atoll.run("fedavg", clients, **made).metrics()  # type: ignore[arg-type]
