@@ -1,7 +1,7 @@
-"""An append-only log of what happened, one JSON object a line, each tied to the one before.
+"""An append-only log of events: one JSON object per line, each with the hash of the line before.
 
-Every line holds the SHA-256 of the line before it, so that `check_audit` finds a line that was
-changed or taken out later. Several processes may write to one log, each in its turn.
+`check_audit` finds a line that was changed or removed later. Several processes may write to one
+log; a lock of the file lets one of them write at a time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Audit:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.size, self.last, self.handle = -1, "", -1
-        self.unseen = True  # whether another process has written since the owner of this cleared it
+        self.unseen = True  # whether another process has written since this was last set to False
         if path.exists():
             with self.alone():
                 pass
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the log; `unseen` is set where another process has written since the last time."""
+        """Lock the log, and set `unseen` if another process has written since the last lock."""
         self.handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX)
@@ -53,7 +53,7 @@ class Audit:
             self.handle = -1
 
     def note(self, event: str, **values: object) -> None:
-        """Append one event; it is on the disk's side of the kernel when this returns."""
+        """Append one event; when this returns, the operating system has the line."""
         if self.handle < 0:
             with self.alone():
                 return self.note(event, **values)
@@ -82,7 +82,7 @@ class Audit:
 
 
 def check_audit(path: Path) -> int:
-    """How many events there are; a line that does not follow from the one before is an error."""
+    """Count the events; a line that does not contain the hash of the line before is an error."""
     before = ""
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):

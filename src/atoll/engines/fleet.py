@@ -161,23 +161,23 @@ class Remote:
 
     fleet: Fleet
     sites: Mapping[str, Declared]  # in the order of the clients
-    owners: Mapping[str, object]  # what has steps, by name, as the sites know it too
-    probe: Probe  # it knows the reply of a step
-    run_name: str  # sites keep private states under it
+    owners: Mapping[str, object]  # the objects with steps, by the names that packets use
+    probe: Probe  # finds the form of a step's reply
+    run_name: str  # names the folder of private states at a site
     deadline: float  # seconds that a step may take
-    note: Callable[..., None]  # writes every call to the audit log
+    note: Callable[..., None]  # writes an event to the audit log
     limit: int = LIMIT
     update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the others'
 
     def __post_init__(self) -> None:
         self.names = list(self.sites)
         self.committed = [NEVER] * len(self.names)
-        self.kept = [NEVER] * len(self.names)  # the states that belong to the selected models
+        self.kept = [NEVER] * len(self.names)  # rounds of the states of the selected models
         self.touched: set[int] = set()
         self.attempt = ""
 
     def begin(self) -> None:
-        """Begin a new attempt at a round; an unfinished one does not count."""
+        """Begin a new attempt at a round; states of an unfinished attempt do not count."""
         self.attempt, self.touched = secrets.token_hex(4), set()
 
     def commit(self, round: int) -> None:
@@ -251,7 +251,7 @@ class Remote:
         return arrived
 
     def export_states(self) -> Tree:
-        """What the server must remember of the sites; their private states stay with them."""
+        """The server's record of the sites; their private states stay with them."""
         templates = [[*case, tree] for case, tree in self.probe.templates.items()]
         rounds = {"committed": self.committed, "kept": self.kept}
         return {**rounds, "templates": templates, "probe": self.probe.states}
