@@ -14,6 +14,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message as CellMessage
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
@@ -39,6 +40,7 @@ def processors(monkeypatch):
     known = list(ClientRequestProcessors.request_processors)
     monkeypatch.setattr(ClientRequestProcessors, "request_processors", known)
     monkeypatch.setattr(CoreCell, "process_message", CoreCell.process_message)
+    monkeypatch.setattr(TxTask, "handle_ack", TxTask.handle_ack)
     return known
 
 
@@ -339,3 +341,16 @@ def test_a_site_cannot_claim_the_errors_that_end_a_job(processors):
     assert given.pop("cb")(report) is None
     assert given == {"channel": "task", "topic": "report_job_failure"}
     assert report.payload == {"job_id": NUMBER, "reason": "a lie"}
+
+
+def test_a_site_cannot_end_the_streams_to_another(processors):
+    ServerGate()
+    stopped, task = [], TxTask.__new__(TxTask)
+    task.sid, task.target, task.channel, task.topic = 7, WORKER, "return_only", "x"
+    task.stop = lambda error, notify: stopped.append(str(error))
+    for origin in (f"bank-b.{NUMBER}", "bank-b", "server", WORKER):
+        error = message("sm__STREAM", "sm__ACK", origin=origin, target=JOB)
+        error.set_header(StreamHeaderKey.ERROR_MSG, "no")
+        task.handle_ack(error)
+    assert len(stopped) == 1
+    assert f"Received error from {WORKER}: no" in stopped[0]

@@ -49,7 +49,7 @@ from atoll.engines.fleet import (
     one_line,
     pause,
 )
-from atoll.engines.gate import close_site
+from atoll.engines.gate import check_receipts, close_site
 
 TASK = "atoll"
 HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
@@ -242,6 +242,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         workspace = fl_ctx.get_engine().get_workspace()
         self.fleet = FlareFleet(self, fl_ctx, abort_signal)
         read_updates(self.fleet)
+        check_receipts()
         out = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "atoll"
         try:
             self.main(self.fleet, Path(workspace.get_root_dir()), out)

@@ -32,6 +32,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message as CellMessage
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ACK_TOPIC,
@@ -202,6 +203,7 @@ class ServerGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
     def __init__(self) -> None:
         super().__init__()
         _guard(passes_server)
+        check_receipts()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
@@ -275,6 +277,21 @@ def passes_server(_cell: CoreCell, endpoint: Endpoint, name: object, message: Ce
     if (_root(message, origin), _root(message, target)) != (sender, FQCN.ROOT_SERVER):
         return False
     return _listed(message, FROM_ADMIN if "@" in str(name) else FROM_SITE)
+
+
+def check_receipts() -> None:
+    """Take a receipt of a stream only from the party that the stream is for.
+
+    FLARE numbers streams one by one, and does not look at the origin of a receipt. A site could
+    guess the numbers of other sites' streams, and end them.
+    """
+    handle = TxTask.handle_ack
+
+    def handle_ack(self: TxTask, message: CellMessage) -> None:
+        if _root(message, MessageHeaderKey.ORIGIN) == FQCN.get_root(self.target):
+            handle(self, message)
+
+    TxTask.handle_ack = handle_ack
 
 
 def forget_code(message: CellMessage) -> None:
