@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import json
@@ -17,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -26,6 +28,7 @@ from atoll.core.errors import DataError, WireError
 from atoll.core.tree import Empty, Tree, record, static
 from atoll.engines.codec import (
     MOVED,
+    TYPES,
     _build,
     _plan,
     check_like,
@@ -506,3 +509,21 @@ def test_used_slots_of_an_earlier_version_are_read():
     plan = _plan(places, tensors := {})
     plan["record"] = plan["record"].replace("atoll.nn.neighgen_slots", "atoll.nn.places")
     assert torch.equal(_build(plan, tensors).nodes, places.nodes)
+
+
+def test_files_that_grow_keep_no_memory():
+    encode({"history": torch.zeros(1)})
+    before = len(ctypes.Array.__subclasses__())  # one for each size, which Python never frees
+    for size in range(1, 200):
+        encode({"history": torch.zeros(1000 + size), "other": torch.zeros(size, 7)})
+    assert len(ctypes.Array.__subclasses__()) <= before + 2
+
+
+@pytest.mark.parametrize("dtype", sorted(TYPES, key=str))
+def test_the_bytes_are_those_of_safetensors_for_torch(dtype):
+    leaves = {str(i): torch.ones(shape).to(dtype)
+              for i, shape in enumerate([(), (0,), (3,), (2, 0, 4), (2, 3)])}  # fmt: skip
+    data = encode(leaves)
+    size = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    assert data == save(leaves, metadata=metadata)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -32,6 +33,7 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 TYPES = frozenset(FLOATS | WHOLE)
 """Accepted types; in others (8-bit floats, complex numbers) a NaN cannot be found."""
+ARRAYS = TYPES - {torch.bfloat16}  # which numpy knows
 MOVED = {
     "atoll.core.layers": "atoll.core.private_layers",
     "atoll.nn.places": "atoll.nn.neighgen_slots",
@@ -53,7 +55,11 @@ def encode(tree: Tree) -> bytes:
         taken.add(own.untyped_storage().data_ptr())
         tensors[name] = own
     # It also refuses a file without arrays, so an empty tree carries one empty array.
-    return save(tensors or {"": torch.zeros(0)}, metadata={"tree": plan})
+    tensors = tensors or {"": torch.zeros(0)}
+    if all(leaf.dtype in ARRAYS and leaf.dim() <= 32 for leaf in tensors.values()):
+        # The same bytes. The function below keeps memory for every new size, and histories grow.
+        return save_arrays({k: v.numpy() for k, v in tensors.items()}, metadata={"tree": plan})
+    return save(tensors, metadata={"tree": plan})
 
 
 def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
