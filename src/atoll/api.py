@@ -119,14 +119,14 @@ def partition(
     """
     if isinstance(source, Federation):
         raise ConfigError(f"'{source.name}' is a federation, divided already; use it as it is")
-    undirected = source.undirected_simple()
-    if not isinstance(undirected, Source):
-        count = clients if isinstance(undirected, GraphGroup) else clients or CLIENTS
-        return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
-    column = owner_column(undirected, undirected.name)
+    ready = source.prepared()
+    if not isinstance(ready, Source):
+        count = clients if isinstance(ready, GraphGroup) else clients or CLIENTS
+        return federate(ready, clients=count, partition=recipe, seed=seed, **options)
+    column = owner_column(ready, ready.name)
     recipe = recipe or (f"column:{column}" if column else RULES.partition)
     count = clients if recipe.startswith("column:") else clients or CLIENTS
-    return federate(undirected, clients=count, partition=recipe, seed=seed, **options)
+    return federate(ready, clients=count, partition=recipe, seed=seed, **options)
 
 
 def save(federation: Federation, path: str | Path) -> Path:

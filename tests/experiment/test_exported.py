@@ -61,6 +61,19 @@ def test_rules_of_columns_are_applied_as_by_the_loader(tmp_path):
         read_graph(tmp_path / "nodes.csv", tmp_path / "edges.csv", known)
 
 
+@pytest.mark.parametrize("repeated", ["drop", "sum", "count"])
+@pytest.mark.parametrize("directed", [True, False])
+def test_directions_and_parallel_edges_are_those_of_the_loader(tmp_path, directed, repeated):
+    edges = "source,target,weight\na,b,2\na,b,3\nb,a,7\nc,c,1\nb,c,3\n"
+    schema = f"[edges]\ndirected={str(directed).lower()}\nduplicate_edges='{repeated}'\n"
+    schema += "self_loops='keep'\n"
+    source, _ = load_own(folder(tmp_path, NODES, edges, schema))
+    known = {"encoder": source.encoder.plain()}
+    _, _, pairs, weight = read_graph(tmp_path / "nodes.csv", tmp_path / "edges.csv", known)
+    assert pairs.tolist() == source.edges.tolist()
+    assert weight.tolist() == source.weight.tolist()
+
+
 @pytest.mark.parametrize(
     ("nodes", "sentence"),
     [

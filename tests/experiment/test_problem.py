@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,43 @@ def test_another_process_gets_an_empty_cache() -> None:
     assert (other.limit, other.made) == (1 << 30, 0)
     get(other)
     assert other.made == 1
+
+
+@pytest.mark.parametrize(("own", "edges"), [({}, 228), ({"directed": "true"}, 114)])
+def test_directions_reach_the_clients(tmp_path, own: dict[str, str], edges: int) -> None:
+    data = write_own(tmp_path)
+    federation = Problem.of(make_config(data=data, own=own)).federation(0)
+    assert sum(graph.edges.shape[1] for graph in federation.graphs) == edges
+    parts = atoll.partition(atoll.load(data, own=own)).graphs
+    assert [graph.edges.tolist() for graph in parts] == [
+        g.edges.tolist() for g in federation.graphs
+    ]
+    forward = {(int(u), int(v)) for graph in federation.graphs for u, v in graph.edges.T}
+    assert ((1, 0) in forward) == (edges == 228)
+
+
+@pytest.mark.parametrize("partition", ["louvain", "metis", "random", "dirichlet:alpha=1"])
+def test_every_partition_takes_directed_edges(tmp_path, partition: str) -> None:
+    config = make_config(
+        data=write_own(tmp_path),
+        own={"directed": "true"},
+        partition=partition,
+        clients=2,
+        allow=["single-class"],
+    )
+    federation = Problem.of(config).federation(0)
+    pairs = [tuple(e) for graph in federation.graphs for e in graph.ids[graph.edges].T.tolist()]
+    assert all((v - u) % 60 in (1, 2) for u, v in pairs)
+
+
+def test_parallel_edges_are_kept_as_counts(tmp_path) -> None:
+    data = Path(write_own(tmp_path))
+    edges = (data / "edges.csv").read_text()
+    (data / "edges.csv").write_text(f"{edges}\n0,1\n0,1")
+    config = make_config(data=str(data), own={"directed": "true", "duplicate_edges": "count"})
+    (first, _) = Problem.of(config).federation(0).graphs
+    weights = {
+        tuple(e): float(w) for e, w in zip(first.edges.T.tolist(), first.edge_weight, strict=True)
+    }
+    assert weights[0, 1] == 3
+    assert set(weights.values()) == {1, 3}

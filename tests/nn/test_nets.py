@@ -366,3 +366,20 @@ def test_the_evaluator_sees_direction():
         for r, c, s in zip(loops.rows.tolist(), loops.columns.tolist(), score.tolist(), strict=True)
     }
     assert any(abs(found[r, c] - found[c, r]) > 1e-6 for r, c in found if r != c)
+
+
+@nets
+def test_a_node_hears_only_the_nodes_that_point_to_it(name: str) -> None:
+    def logits(x: Tensor) -> Tensor:
+        net = make_net(name, layers=2)
+        graph = with_views(
+            make_graph(x, torch.tensor([[0], [1]]), torch.zeros(2).long()), net.views
+        )
+        return net(net.init(make_key(3)), graph)
+
+    x = torch.rand(2, FEATURES)
+    first, second = (torch.cat([x[:1] + more, x[1:] + 1 - more]) for more in (0, 1))
+    changed = (logits(first) - logits(x)).abs().sum(1) > 1e-9
+    assert changed.tolist() == [False, True]  # the second node's features changed
+    changed = (logits(second) - logits(x)).abs().sum(1) > 1e-9
+    assert changed.tolist() == [True, name != "mlp"]

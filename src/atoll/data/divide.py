@@ -274,7 +274,7 @@ def words_normalized(source: Source) -> Source:
 
 
 PREPARATIONS: dict[str, Callable[[Source], Source]] = {
-    "undirected": Source.undirected_simple,
+    "undirected": Source.prepared,
     "largest-component": largest_component,
     "row-normalized": row_normalized,
     "words-normalized": words_normalized,

@@ -86,10 +86,15 @@ class Source(_Labelled):
     class_names: tuple[str, ...] = ()  # in the order of the class numbers; empty if unknown
     encoder: Encoder | None = None  # how the columns of a user's own tables became features
     edge_time: np.ndarray | None = None  # (E,), in the unit of the column that splits by time
+    settled: bool = False  # whether the user decided on directions, loops and duplicates
 
     @property
     def num_nodes(self) -> int:
         return int(self.x.shape[0])
+
+    def prepared(self) -> Source:
+        """`undirected_simple`, unless the user decided how edges are to be."""
+        return self if self.settled else self.undirected_simple()
 
     def undirected_simple(self) -> Source:
         """The same graph with every edge in both directions, without self-loops and duplicates."""
@@ -154,6 +159,9 @@ class GraphSet(_Labelled):
         """The graph that each node belongs to, (N,)."""
         return np.repeat(np.arange(self.num_graphs), np.diff(self.node_ptr))
 
+    def prepared(self) -> GraphSet:
+        return self.undirected_simple()
+
     def undirected_simple(self) -> GraphSet:
         """The same graphs with edges in both directions, without self-loops and duplicates."""
         return replace(self, edges=both_directions(self.edges, len(self.x))[0])
@@ -182,6 +190,9 @@ class GraphGroup:
 
     name: str
     sets: tuple[GraphSet, ...]
+
+    def prepared(self) -> GraphGroup:
+        return self.undirected_simple()
 
     def undirected_simple(self) -> GraphGroup:
         """Every set with edges in both directions, without self-loops and duplicates."""

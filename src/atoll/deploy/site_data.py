@@ -81,7 +81,7 @@ def read_site_data(
     from atoll.data.own.reader import load_own
 
     source, report = load_own(path, schema)
-    source = source.undirected_simple()
+    source = source.prepared()
     labels, count = source.y, source.classes
     names = tuple(map(str, report.classes))
     if classes:

@@ -82,15 +82,31 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
     x = torch.tensor([[v for f in encoder["features"] for v in _encoded(f, row)] for row in rows])
     ids = [row[encoder["id"]] for row in rows]
     place = {name: number for number, name in enumerate(ids)}
-    names = [_column(encoder, role, ends) for role in ("source", "target", "weight")]
-    found: dict[tuple[int, int], float] = {}
-    for row in ends:  # every edge in both directions, once, without loops
+    return ids, x, *_edges(encoder["schema"], ends, place, encoder)
+
+
+def _edges(
+    schema: dict[str, Any], rows: list[dict[str, str]], place: dict[str, int], encoder: About
+) -> tuple[Tensor, Tensor | None]:
+    """Edges in ascending order and weights: both directions unless directed, merged as trained."""
+    names = [_column(encoder, role, rows) for role in ("source", "target", "weight")]
+    again, directed = schema.get("duplicate_edges") or "drop", bool(schema.get("directed"))
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
         u, v = (place[row[str(name)]] for name in names[:2])
-        if u != v and (u, v) not in found:
-            found[u, v] = found[v, u] = float(row[names[2]]) if names[2] else 1.0
-    pairs = torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).T.contiguous()
-    weight = torch.tensor([found[pair] for pair in sorted(found)]) if names[2] else None
-    return ids, x, pairs, weight
+        if u != v or schema.get("self_loops") == "keep":
+            pair = (u, v) if directed else (min(u, v), max(u, v))
+            one = 1.0 if again == "count" or not names[2] else float(row[names[2]])
+            found.setdefault(pair, []).append(one)
+    every = list[tuple[int, int, float]]()
+    for (u, v), weights in found.items():
+        merged = {"keep": weights, "sum": [sum(weights)], "count": [sum(weights)]}
+        for one in merged.get(again, weights[:1]):
+            every += [(u, v, one)] if directed or u == v else [(u, v, one), (v, u, one)]
+    every.sort(key=lambda edge: edge[:2])
+    pairs = torch.tensor([edge[:2] for edge in every], dtype=torch.int64).reshape(-1, 2)
+    weighted = names[2] or again in ("sum", "count")
+    return pairs.T.contiguous(), torch.tensor([edge[2] for edge in every]) if weighted else None
 
 
 def _read(path: str | Path) -> list[dict[str, str]]:

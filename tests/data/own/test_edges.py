@@ -58,6 +58,8 @@ def test_findings_are_counted_and_dropped(tmp_path: Path) -> None:
     [
         ("drop", "drop", True, [(0, 1, 2), (1, 0, 5)]),
         ("drop", "sum", True, [(0, 1, 5), (1, 0, 5)]),
+        ("drop", "count", True, [(0, 1, 2), (1, 0, 1)]),
+        ("drop", "count", False, [(0, 1, 3), (1, 0, 3)]),
         ("drop", "keep", True, [(0, 1, 2), (0, 1, 3), (1, 0, 5)]),
         ("keep", "drop", True, [(0, 0, 7), (0, 1, 2), (1, 0, 5)]),
         ("drop", "drop", False, [(0, 1, 2), (1, 0, 2)]),

@@ -62,30 +62,30 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
 
 def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
     """Edges sorted by (source, target), loops and duplicates handled, both ways if undirected."""
-    options, report = loading.options, loading.report
+    report, repeated = loading.report, loading.duplicate_edges
     loops = ends.source == ends.target
-    _settle("self_loops", int(loops.sum()), options.self_loops, loading)
-    if options.self_loops == "drop" and loops.any():
+    _settle("self_loops", int(loops.sum()), loading.self_loops, loading)
+    if loading.self_loops == "drop" and loops.any():
         ends = ends.only(~loops)
     weight, keys = ends.weight, _keys(ends.source, ends.target, n)
     ordered = np.sort(keys)
     repeats = int((ordered[1:] == ordered[:-1]).sum())
-    _settle("duplicate_edges", repeats, options.duplicate_edges, loading)
+    _settle("duplicate_edges", repeats, repeated, loading)
     if not loading.directed:
         np.minimum(keys, _keys(ends.target, ends.source, n), out=keys)
     del ends, loops, ordered
-    if options.duplicate_edges == "sum" and weight is None:
+    if repeated == "count" or (repeated == "sum" and weight is None):
         weight = np.ones(keys.size, dtype=np.float32)
     rows = keys.size
     keys, weight = _sort(keys, weight)
-    if options.duplicate_edges != "keep" and rows:
+    if repeated != "keep" and rows:
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         keys = keys[starts]
-        if weight is not None and options.duplicate_edges == "sum":
+        if weight is not None and repeated in ("sum", "count"):
             weight = np.add.reduceat(weight, starts, dtype=np.float64).astype(np.float32)
         elif weight is not None:
             weight = weight[starts]
-    mirrored = 0 if options.duplicate_edges == "keep" else rows - repeats - keys.size
+    mirrored = 0 if repeated == "keep" else rows - repeats - keys.size
     if mirrored:
         report.note(f"{mirrored} edges were given in both directions and stand once")
     if weight is not None and (weight == 1).all():
@@ -113,6 +113,7 @@ def _settle(name: str, number: int, choice: str, loading: Loading) -> None:
     """Report how an option treats irregular edges, or refuse them."""
     words = {"self_loops": "self-loops", "duplicate_edges": "duplicate edges"}[name]
     done = {"drop": "dropped", "keep": "kept", "sum": "merged, their weights added"}
+    done["count"] = "merged, and their number is the weight"
     if number and choice == "error":
         advice = f"remove them, or choose {name} = drop"
         raise DataError(f"the graph has {number} {words}, which {name} = error refuses; {advice}")

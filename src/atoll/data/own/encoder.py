@@ -222,6 +222,8 @@ class Encoder:
                 reads = f"and this version reads 1 and {FORMAT}"
                 raise DataError(f"it has format {plain['format']}, {reads}")
             found = msgspec.convert({k: v for k, v in plain.items() if k != "format"}, cls)
+            if plain["format"] == 1:  # a run of that version was undirected, whatever was asked
+                found = replace(found, schema=replace(found.schema, directed=None))
             if not found.features or len(found.classes) < 2:
                 raise DataError("it has no feature, or fewer than two classes")
             return found

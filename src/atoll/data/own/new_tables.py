@@ -35,7 +35,8 @@ def load_new(
     if not path.is_dir():
         raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
     _check_schema(path, encoder.schema, options)
-    loading = Loading(encoder.schema, options, encoder=encoder)
+    # The encoder has the directions of the training, where --own directed is part of it.
+    loading = Loading(encoder.schema, replace(options, directed=None), encoder=encoder)
     parts = find_parts(path)
     nodes, ids = read_nodes(parts, loading)
     name, classes = path.resolve().name, len(encoder.classes)
@@ -45,7 +46,7 @@ def load_new(
         size += old.num_nodes
     edges, weight = clean_edges(read_edges(parts, ids, loading, places), size, loading)
     new = Source(name, nodes.x, edges, nodes.y, classes, weight, None, nodes.columns)
-    new = replace(new, class_names=encoder.classes, encoder=encoder)
+    new = replace(new, class_names=encoder.classes, encoder=encoder, settled=True)
     return (new if old is None else _joined(old, new)).checked(), loading.report
 
 

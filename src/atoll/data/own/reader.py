@@ -97,7 +97,7 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     if edges.shape[1] == 0:
         report.note("the graph has no edges")
     source = Source(name, nodes.x, edges, nodes.y, len(nodes.classes), weight, split, nodes.columns)
-    named = replace(source, class_names=nodes.classes, encoder=nodes.encoder)
+    named = replace(source, class_names=nodes.classes, encoder=nodes.encoder, settled=True)
     return named.checked(), report
 
 

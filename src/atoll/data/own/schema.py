@@ -34,13 +34,14 @@ _TOP = ("task", "target")
 _KEYS = {
     "nodes": dict.fromkeys(("id", "label", "split", "owner", "scale", "missing"), _TEXT)
     | dict.fromkeys(("features", "categories", "ignore"), _LIST),
-    "edges": dict.fromkeys(("source", "target", "weight"), _TEXT) | {"directed": _BOOL},
+    "edges": dict.fromkeys(("source", "target", "weight", "self_loops", "duplicate_edges"), _TEXT)
+    | {"directed": _BOOL},
 }
 _CHOICES = {
     "dangling": ("error", "drop"),
     "duplicate_nodes": ("error", "first"),
     "self_loops": ("drop", "keep", "error"),
-    "duplicate_edges": ("drop", "keep", "sum", "error"),
+    "duplicate_edges": ("drop", "keep", "sum", "count", "error"),
 }
 _DEFAULTS = {"scale": SCALES, "missing": FILLS}
 """Choices for all columns that say nothing else."""
@@ -50,16 +51,18 @@ _DEFAULTS = {"scale": SCALES, "missing": FILLS}
 class OwnOptions:
     """How to treat irregular rows of a user's graph.
 
-    In an undirected graph a-b and b-a are one edge. The choices "drop" and "sum" of
+    In an undirected graph a-b and b-a are one edge. The choices "drop", "sum" and "count" of
     `duplicate_edges` merge them; "error" allows them, because many files list both directions.
+    None asks the schema, whose default is an undirected graph without loops and duplicates.
     """
 
-    directed: bool | None = None  # None asks the schema, whose default is undirected
+    directed: bool | None = None
     owner: str | None = None  # a node column of owners, kept out of the features
     dangling: str = "error"  # an edge to a node that is not there: "error" or "drop"
     duplicate_nodes: str = "error"  # an id given twice: "error", or "first" keeps the first row
-    self_loops: str = "drop"  # "drop", "keep" or "error"
-    duplicate_edges: str = "drop"  # the first stays; or "keep", "sum" (of weights) or "error"
+    self_loops: str | None = None  # "drop", "keep" or "error"
+    # "drop" (the first stays), "keep", "sum" (of weights), "count" (the weight) or "error"
+    duplicate_edges: str | None = None
     max_categories: int = 1000  # the most distinct texts that one column may hold
     scale: str | None = None  # of numbers without a rule: a name from `rules.SCALES`
     missing: str | None = None  # of columns without a rule: a name from `rules.FILLS`
@@ -103,6 +106,8 @@ class Schema:
     target: str | None = None
     weight: str | None = None
     directed: bool | None = None
+    self_loops: str | None = None
+    duplicate_edges: str | None = None
     scale: str | None = None
     missing: str | None = None
     columns: dict[str, Rule] = field(default_factory=dict)
@@ -112,13 +117,10 @@ class Schema:
         rules = dict(self.columns)
         for name, rule in options.columns.items():
             rules[name] = rule.over(rules.get(name, Rule()))
-        made = replace(
-            self,
-            scale=options.scale or self.scale,
-            missing=options.missing or self.missing,
-            columns=rules,
-        )
-        return made._with_roles()
+        both = ("directed", "self_loops", "duplicate_edges", "scale", "missing")
+        given = {name: getattr(options, name) for name in both}
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(self, columns=rules, **given)._with_roles()
 
     def _with_roles(self) -> Schema:
         """The schema with the roles that rules of columns give, each column with one role."""
@@ -164,6 +166,14 @@ class Loading:
     def directed(self) -> bool:
         option = self.options.directed
         return bool(self.schema.directed if option is None else option)
+
+    @property
+    def self_loops(self) -> str:
+        return self.options.self_loops or self.schema.self_loops or "drop"
+
+    @property
+    def duplicate_edges(self) -> str:
+        return self.options.duplicate_edges or self.schema.duplicate_edges or "drop"
 
 
 @dataclass(frozen=True)
@@ -222,8 +232,9 @@ def read_schema(path: Path) -> Schema:
         both = f"target = '{top['target']}' and [nodes] label = '{values['label']}'"
         conflict = f"{path.name} gives {both}, but both name the column to predict"
         raise ConfigError(f"{conflict}; leave one of them out")
-    for key in _DEFAULTS.keys() & values:
-        check_name(f"{path.name} [nodes] {key}", values[key], _DEFAULTS[key])
+    for key, allowed in (_CHOICES | _DEFAULTS).items():
+        if key in values:
+            check_name(f"{path.name} [{_section(key)}] {key}", values[key], allowed)
     rules = {key: read_rule(one, f"{path.name} [columns.{key}]") for key, one in columns.items()}
     schema = Schema(file=path.name, **values, columns=rules)
     if schema.task is not None:
