@@ -141,7 +141,7 @@ def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None
         ((*METHODS, "--grid", "lr"), "--grid takes key=value, but got 'lr'; "),
         ((*METHODS, "--grid", "lr=1,fast"), "lr cannot be 'fast'; it takes a number"),
         ((*METHODS, "--against", "fedprox"), "unknown method to compare against 'fedprox'; "),
-        ((*METHODS, "--metric", "acuracy"), "unknown metric 'acuracy'; did you mean 'accuracy'?"),
+        ((*METHODS, "--metric", "acuracy"), "unknown metric 'acuracy'; choose one of: accuracy, "),
         ((*METHODS, "--metric", "auc"), "auc is computed for two classes, but 'lagoon' has 6; "),
         ((*METHODS, "--alpha", 2), "alpha is 2.0; give a number between 0 and 1"),
         ((*METHODS, "--seeds", 0), "seeds is 0; give a whole number of at least 1"),

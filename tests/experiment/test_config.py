@@ -332,6 +332,8 @@ VALUES = {
     "set": PAIRS,
     "compat": st.lists(NAME, max_size=2).map(tuple),
     "evaluate": st.none() | NAME,
+    "metric": st.none() | NAME,
+    "positive": st.none() | NAME,
     "allow": st.lists(NAME, max_size=2).map(tuple),
     "batch_size": st.none() | st.integers(0, 99),
     "data_root": st.none() | NAME,

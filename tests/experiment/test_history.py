@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+import atoll
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph
 from atoll.engines.ledger import Ledger
+from atoll.experiment.baseline import Baseline, run_baseline
+from atoll.experiment.config import make_config, resolve
+from atoll.experiment.folder import open_run
 from atoll.experiment.history import BEST_CACHED, History, Improvements, Selection, empty_history
-from atoll.experiment.metrics import METRICS
+from atoll.experiment.metrics import METRICS, POOLED, score
+from atoll.experiment.run import Stopped
 from atoll.testing import small_federation
+from tests.experiment.conftest import StopAt
 
 
 def test_a_history_begins_with_the_sizes_of_the_clients() -> None:
@@ -70,3 +83,115 @@ def test_no_round_improves_where_test_scores_select():
     rule = Selection("deployed", "accuracy", "tests", BEST_CACHED)
     history = History(counts=np.ones((2, 3)), nodes=np.ones(2))
     assert not Improvements(rule, 1).of(history, 0).any()
+
+
+TWO: dict[str, Any] = {
+    "data": "lagoon:nodes=150,classes=2,label_skew=0",
+    "clients": 2,
+    "rounds": 4,
+    "epochs": 1,
+    "set": {"hidden": 8},
+}
+TRUTH: list[Tensor] = []
+
+
+def test_a_pooled_metric_selects_the_round_and_its_model_is_kept(tmp_path: Path) -> None:
+    result = atoll.run("fedavg", metric="average_precision", out=tmp_path / "run", **TWO)
+    assert result.metric == "average_precision"
+    curve = result.curve(role="val")[0]
+    found = result.metrics()
+    assert found["best_round"]["mean"] == np.argmax(curve)
+    assert found["val_average_precision"]["mean"] == curve.max()
+    assert open_run(tmp_path / "run").model().rounds.tolist() == [np.argmax(curve)] * 2
+    assert {f"test_{name}" for name in POOLED} <= set(found)
+    assert result.of_clients("average_precision").shape == (1, 2)
+
+
+class Guess(Baseline[None]):
+    """Knows the truth, with noise."""
+
+    def fit(self, federation: Federation, seed: int) -> None:
+        return None
+
+    def predict(self, model: None, client: int, graph: Graph) -> Tensor:
+        noise = torch.from_numpy(np.random.default_rng(client).normal(size=(graph.num_nodes, 2)))
+        return noise + 1.5 * torch.stack([1 - TRUTH[client], TRUTH[client]], dim=1)
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+def test_a_pooled_metric_is_that_of_all_clients_nodes_together(positive: int) -> None:
+    clients = atoll.partition(atoll.load(TWO["data"], clients=2))
+    TRUTH[:] = [graph.y.double() for graph in clients.graphs]
+    names = ["method", "data"]
+    chosen = {"metric": "average_precision", "positive": str(positive), "objects": names}
+    config = make_config(method="guess", data=clients.name, **chosen)
+    found = run_baseline(config, Guess(), data=clients).metrics()
+    labels, probabilities = [], []
+    for client, graph in enumerate(clients.graphs):
+        test = graph.test > 0
+        labels.append(graph.y[test].numpy())
+        logits = Guess().predict(None, client, graph)[test]
+        probabilities.append(logits.softmax(1).numpy())
+    for name in POOLED:
+        exact = score(name, np.concatenate(labels), np.concatenate(probabilities), positive)
+        assert found[f"test_{name}"]["mean"] == pytest.approx(exact, abs=0.01), name
+
+
+def test_engines_agree_on_bins() -> None:
+    values = [
+        atoll.run("fedavg", engine=name, metric="average_precision", **TWO).metrics()
+        for name in ("fused", "serial")
+    ]
+    for name in ("test_average_precision", "test_brier", "test_recall@1%"):
+        one, two = (found[name]["mean"] for found in values)
+        assert one == pytest.approx(two, abs=1e-3), name
+
+
+def test_files_and_a_stop_keep_the_numbers(tmp_path: Path) -> None:
+    whole = atoll.run("fedavg", metric="f1", out=tmp_path / "whole", **TWO).metrics()
+    read = atoll.read_result(tmp_path / "whole").metrics()
+    assert {k: v["mean"] for k, v in read.items()} == pytest.approx(
+        {k: v["mean"] for k, v in whole.items()}, rel=1e-5
+    )
+    with pytest.raises(Stopped):
+        atoll.run("fedavg", metric="f1", out=tmp_path / "cut", observer=StopAt(2), **TWO)
+    assert atoll.resume(tmp_path / "cut").metrics() == whole
+
+
+def test_a_run_without_a_chosen_metric_counts_no_bins() -> None:
+    result = atoll.run("fedavg", **TWO)
+    assert result.metric == "accuracy"
+    assert "test_average_precision" not in result.metrics()
+    assert result.seeds[0].history.columns == METRICS
+
+
+def test_the_confusion_matrix_has_every_test_node_once() -> None:
+    result = atoll.run("fedavg", seeds=2, **TWO)
+    counts = result.confusion()
+    assert counts is not None
+    assert counts.sum() == sum(seed.history.counts[:, 2].sum() for seed in result.seeds)
+    right = np.diagonal(counts).sum() / counts.sum()
+    assert right == pytest.approx(result.metrics()["test_accuracy_by_tests"]["mean"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metric": "recal@1%"}, "unknown metric 'recal@1%'; choose one of: accuracy"),
+        ({"metric": "brier"}, "brier is better when lower; choose one of: accuracy"),
+        ({"metric": "f1", "data": "lagoon:nodes=150"}, "f1 is computed for two classes, but"),
+        ({"metric": "auc", "data": "lagoon:nodes=150"}, "auc is computed for two classes, but"),
+        ({"metric": "f1", "positive": "fraud"}, "unknown class 'fraud'"),
+        ({"positive": "1", "data": "lagoon:nodes=150"}, "--positive is for two classes, but"),
+        ({"metric": "f1", "evaluate": "local", "fraction": 0.5}, "choose --evaluate deployed"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_one_sentence(options: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        atoll.run("fedavg", **{**TWO, **options})
+    assert words in str(refused.value)
+
+
+def test_a_pooled_metric_needs_one_round_for_all_clients() -> None:
+    with pytest.raises(ConfigError, match="protocol fediih picks a round for each client; choose"):
+        resolve(make_config(data="cora", protocol="fediih", metric="f1"))

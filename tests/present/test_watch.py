@@ -28,7 +28,7 @@ def test_programs_read_the_same_keys_as_ever() -> None:
     )
     assert list(found) == [
         *("folder", "kind", "title", "cells", "now", "beside", "silent", "gone", "left", "best"),
-        *("failures", "result", "finished"),
+        *("failures", "result", "metric", "finished"),
     ]
     assert (found["folder"], found["beside"], found["finished"]) == ("here", [{"cell": "b"}], False)
 

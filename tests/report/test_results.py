@@ -2,7 +2,10 @@
 
 import pytest
 
+import atoll
 from atoll.report import collect, write_report
+from atoll.report.collect import main_table
+from atoll.report.page import page
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +19,23 @@ def test_one_run_alone_shows_its_own_lines(study, tmp_path):
     assert found.rows == ("fedavg",)
     assert "validation" in text
     assert "local model, test" in text
+
+
+def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
+    data = "lagoon:nodes=120,classes=2,label_skew=0"
+    how = {"clients": 2, "rounds": 2, "seeds": 2, "epochs": 1, "metric": "average_precision"}
+    found = atoll.compare(["local", "fedavg"], data, out=tmp_path / "study", **how)
+    best = max(found.tables[0].rows, key=lambda row: row.mean)
+    shown = collect([tmp_path / "study"])
+    table = main_table(shown)
+    assert (table.title, table.metric) == (
+        "Test average precision, in percent",
+        "test_average_precision",
+    )
+    head = next(iter(table.columns))
+    assert table.cell(best.method, head).mean == best.mean
+    text = page(shown)
+    assert f"(average precision)</b>: highest mean: <b>{best.method}</b> with" in text
+    assert "average precision)</dt>" in text  # the tests
+    assert "pooled over clients, at the round" in text
+    assert "average precision in percent" in found.latex()

@@ -290,7 +290,7 @@ def _best_model(
     best, score, model = 0, float("nan"), None
     while not run.finished:
         run.one_round()
-        now = last_validation(run.history)
+        now = last_validation(run.history, RunConfig())
         # Without validation nodes every score is NaN, and the last round is taken.
         if model is None or np.isnan(score) or now > score:
             best, score = run.history.rounds - 1, now

@@ -38,7 +38,6 @@ SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default:
     *options.DIVISION,
     *(SEEDS if one is options.SEEDS else one for one in options.TRAINING),
     option("--against METHOD", "Test the others against this one.  [default: the best]"),
-    option("--metric NAME", "Metric of the tables, such as auc.  [default: the data's own]"),
     option("--alpha P", "Chance of a false alarm that the tests allow.  [default: 0.05]", float),
     option("--tex FILE", "Write a LaTeX table.", PATH),
     options.OUT,

@@ -128,6 +128,15 @@ FRACTION = option("--fraction F", "Share of clients in each round.  [default: 1]
 EVALUATE = option(
     "--evaluate MODEL", "Which model is scored: deployed or local.  [default: the protocol's]"
 )
+METRIC = option(
+    "--metric NAME",
+    "Selects the round, and is what studies optimise and test: accuracy, macro_f1, auc, "
+    "average_precision, recall@1%, ... (docs/metrics.md).  [default: the data's own]",
+)
+POSITIVE = option(
+    "--positive CLASS",
+    "Of two classes the one to be found, for such metrics.  [default: the second]",
+)
 LOG = repeatable(
     "--log TOOL", "Send every round's numbers to tensorboard or mlflow as well; repeatable."
 )
@@ -135,7 +144,10 @@ COMPAT = repeatable(
     "--compat NAME",
     "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
 )
-TRAINING = (ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, COMPAT, *MACHINE)
+TRAINING = (
+    *(ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, METRIC, POSITIVE, COMPAT),
+    *MACHINE,
+)
 OUT = option("--out DIR", "Folder for the result.  [default: a new one in atoll-runs]", PATH)
 JOBS = option(
     "--jobs N",

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, TimeRemainingColumn
 
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.history import History
+from atoll.experiment.metrics import label_of
 from atoll.experiment.observers import Observer
 from atoll.experiment.problem import task_of_object
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
@@ -89,8 +90,10 @@ class StudyWatcher(RunsWatcher):
         if outcome.error is not None:
             self.say(f"{place} {outcome.run.name} failed: {outcome.error}", style="yellow")
         elif outcome.fresh:
-            found = (outcome.summary or {}).get("metrics", {}).get("val_accuracy")
-            score = f": validation {found['mean']:.1%}" if found else ""
+            metric = outcome.run.config.metric or "accuracy"
+            found = (outcome.summary or {}).get("metrics", {}).get(f"val_{metric}")
+            named = f"{label_of(metric)} " if outcome.run.config.metric else ""
+            score = f": validation {named}{found['mean']:.1%}" if found else ""
             self.say(f"{place} {outcome.run.name}{score}{self._time_left()}")
 
     def _time_left(self) -> str:
@@ -189,7 +192,7 @@ class _RunWatcher(Observer):
         before = (min([seed, *self.done]) - self.config.seed) * rounds
         self.done[seed] = played
         share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
-        value = last_validation(history, self.config.evaluate)
+        value = last_validation(history, self.config)
         at = Position(seed, played, rounds, share, history.seconds[-1], value)
         self.study.advance(self.run, at)
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from atoll.core.errors import check_name
 from atoll.core.losses import below_top, cross_entropy
+from atoll.core.score_bins import binned, log_odds
 from atoll.core.tree import record
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Scores:
     confusion: Tensor  # counts, (3, C, C): true class by predicted class
     loss: Tensor  # mean, (3,)
     auc: Tensor  # area under the ROC curve, (3,); -1 where undefined or not requested
+    bins: Tensor | None = None  # counts, (3, 2, BINS): not in class 1, in it; None if not requested
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,9 @@ class Task(ABC):
         """Mean loss of a network's outputs, (N, C), over the training items."""
 
     @abstractmethod
-    def score(self, outputs: Tensor, graph: Graph, *, with_auc: bool = False) -> Scores:
+    def score(
+        self, outputs: Tensor, graph: Graph, *, with_auc: bool = False, with_bins: bool = False
+    ) -> Scores:
         """What a client tells about its predictions: counts and means, no rows."""
 
 
@@ -76,7 +80,9 @@ class Classification(Task):
     def loss(self, outputs: Tensor, graph: Graph) -> Tensor:
         return cross_entropy(outputs, graph)
 
-    def score(self, outputs: Tensor, graph: Graph, *, with_auc: bool = False) -> Scores:
+    def score(
+        self, outputs: Tensor, graph: Graph, *, with_auc: bool = False, with_bins: bool = False
+    ) -> Scores:
         logits = graph.at_roots(outputs)
         classes = logits.shape[-1]
         masks = torch.stack([graph.at_roots(m) for m in (graph.train, graph.val, graph.test)])
@@ -93,7 +99,8 @@ class Classification(Task):
         if with_auc:
             log_p = functional.log_softmax(logits, dim=-1)
             auc = torch.stack([macro_auc(log_p, truth, mask) for mask in masks])
-        return Scores(confusion, loss, auc)
+        bins = binned(log_odds(logits, 1), truth[:, 1], masks) if with_bins else None
+        return Scores(confusion, loss, auc, bins)
 
 
 class NodeClassification(Classification):

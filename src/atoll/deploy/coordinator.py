@@ -51,7 +51,15 @@ from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.hardware import tuned_process
-from atoll.experiment.history import History, select_rule, selection_of
+from atoll.experiment.history import (
+    History,
+    bins_metric,
+    metric_of,
+    positive_of,
+    select_rule,
+    selection_of,
+    validation_curve,
+)
 from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import name_configuration
 from atoll.experiment.protocols import Protocol
@@ -148,7 +156,7 @@ class Settled:
             setup_seconds=setup,
             federation={"sites": list(roster.names), roster.task.plural: list(roster.nodes)},
             out=folder,
-            metric=roster.metric,
+            metric=metric_of(config, cast(Federation, roster)),
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(roster), federated=True),
         )
@@ -187,7 +195,9 @@ def _coordinate(
             seed=seed,
             engine="serial",
             compat=config.compat,
-            keep=selection_of(config, rules, roster.metric),
+            metric=bins_metric(config, federation),
+            positive=positive_of(config, federation),
+            keep=selection_of(config, rules, federation),
             order=order,
             config=config,
             fleet=fleet,
@@ -315,8 +325,8 @@ class FederatedExperiment(Experiment):
 
     def report(self, on_round: Callable[[Json], None], history: History) -> None:
         """Note a complete round, and pass on the progress of the run in plain values."""
-        scored = history.scores[self.config.evaluate or "deployed"][-1][:, 1, 0]
-        validation = float(np.nanmean(scored)) if not np.isnan(scored).all() else None
+        score = float(validation_curve(history, self.config, history.rounds - 1)[-1])
+        validation = None if np.isnan(score) else score
         out = {site: why.reason for site, why in self.out.items()}
         place: Json = {"seed": self.seed, "round": history.rounds, "rounds": self.rounds}
         ledgers = (*self.earlier, history.ledger)

@@ -24,6 +24,7 @@ from atoll.engines.prepare import EngineInputs
 from atoll.engines.serial import Serial
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
+from atoll.experiment.history import bins_metric
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.rounds import Experiment
 
@@ -63,7 +64,9 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
     method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
-    run = Experiment(method, federation, rounds=ROUNDS, engine=_Recorder).begin()
+    metric = bins_metric(config, federation)
+    how: Json = {"rounds": ROUNDS, "engine": _Recorder, "metric": metric}
+    run = Experiment(method, federation, **how).begin()
     recorder = run.simulation.engine
     assert isinstance(recorder, _Recorder)
     run.start()

@@ -372,15 +372,15 @@ class Job:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
             for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
                 table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
-        confusion, loss = torch.zeros_like(scores.confusion), torch.zeros_like(scores.loss)
-        return Scores(confusion, loss, torch.full_like(scores.auc, -1.0))
+        nothing: Scores = tree_map(torch.zeros_like, scores)
+        return replace(nothing, auc=torch.full_like(scores.auc, -1.0))
 
     def _named(self, head: Question) -> Step:
         """The step that a packet names; only the evaluator has flags that a packet may set."""
         name, flags = head.owner, head.flags
         owner = self.owners.get(name)
         if owner is not None and flags:
-            known = {"with_auc", "with_dropout", "with_train"}
+            known = {"with_auc", "with_bins", "with_dropout", "with_train"}
             if name != EVALUATOR or not known.issuperset(flags):
                 raise WireError(f"'{name}' takes no flags {sorted(flags)} from a packet")
             owner = replace(owner, **flags)

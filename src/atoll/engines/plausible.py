@@ -5,7 +5,8 @@ from the data that the site declared and from training like that of the other si
 
 - Counts (`COUNTS`) are not negative, and their sum is at most the site's number of nodes or graphs.
 - The number of training steps is at least 1, and at most one for each epoch, node or graph.
-- Confusion counts are not negative, and each part has at most as many as the site declared.
+- Confusion counts and counts by score bin are not negative, and each part has at most as many as
+  the site declared.
 - No number is above `LARGEST` times the site's number of nodes or graphs.
 - An update (trained minus received model) is at most `limit` times as long as the median of all
   updates of the step, or at most as long as the received model plus one.
@@ -66,6 +67,9 @@ def _refuse(name: str, leaf: Tensor, least: float, most: float, *, total: bool =
 def _check_scores(scores: Scores, site: Declared) -> None:
     for part, counts, own in zip(ROLES, scores.confusion, site.counts, strict=True):
         _refuse(f"confusion ({part})", counts, 0, own, total=True)
+    if scores.bins is not None:
+        for part, counts, own in zip(ROLES, scores.bins, site.counts, strict=True):
+            _refuse(f"bins ({part})", counts, 0, own, total=True)
     known = scores.auc[scores.auc != -1]
     if known.numel():
         _refuse("auc", known, 0, 1)

@@ -22,14 +22,22 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, each
 from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
+from atoll.core.task import Scores
 from atoll.core.tree import stack
 from atoll.data.split import Growth
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import tuned_process
-from atoll.experiment.history import History, empty_history, select_rule
+from atoll.experiment.history import (
+    History,
+    bins_metric,
+    empty_history,
+    metric_of,
+    positive_of,
+    select_rule,
+)
 from atoll.experiment.loggers import open_logs
-from atoll.experiment.metrics import score_numbers
+from atoll.experiment.metrics import score_numbers, toward
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.problem import Data, Divide, Problem
 from atoll.experiment.result import Result, SeedResult
@@ -172,7 +180,7 @@ def run_baseline(
         setup_seconds=time.perf_counter() - began - sum(s.history.seconds[0] for s in seeds),
         federation=federation.about,
         out=out,
-        metric=federation.metric,
+        metric=metric_of(full, federation),
         hyperparameters=asdict(baseline) if is_dataclass(baseline) else {},
     )
     if out is not None:
@@ -185,15 +193,20 @@ def _fit_and_score(
     baseline: AnyBaseline, problem: Problem, federation: Federation, seed: int
 ) -> History:
     began, hidden, found = time.perf_counter(), without_test(federation), []
-    history, model = empty_history(federation), baseline.fit_in(problem, hidden, seed)
+    config, metric = problem.config, bins_metric(problem.config, federation)
+    counted = {"with_auc": federation.classes == 2, "with_bins": metric is not None}
+    history, model = empty_history(federation, metric), baseline.fit_in(problem, hidden, seed)
     for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
         scores = baseline.predict(model, client, blind)
         if tuple(scores.shape) != (shape := (graph.num_nodes, federation.classes)):
             given = f"gave scores of shape {tuple(scores.shape)} for client {client}"
             wanted = f"one row a node and one column a class, {shape}"
             raise ConfigError(f"{type(baseline).__name__}.predict {given}; it must give {wanted}")
-        found.append(graph.task.score(scores, graph, with_auc=federation.classes == 2))
-    table = score_numbers(stack(found))
+        found.append(graph.task.score(scores, graph, **counted))
+    counts: Scores = toward(stack(found), positive_of(config, federation))
+    table = score_numbers(counts, history.chosen)
+    for name in history.scores:
+        history.pool(name, counts, 0)
     history.scores = {name: [table] for name in history.scores}
     history.seconds = [time.perf_counter() - began]
     return history

@@ -31,6 +31,7 @@ from atoll.data.source import Source
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import KINDS, build_method
 from atoll.experiment.history import SCORED
+from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 from atoll.methods import method_class
@@ -58,6 +59,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     set: dict[str, Value] = {}
     compat: tuple[str, ...] = ()
     evaluate: str | None = None
+    metric: str | None = None  # selects the round; None: the data's own
+    positive: str | None = None  # the class that metrics of two classes look for
     allow: tuple[str, ...] = ()
     batch_size: int | None = None
     data_root: str | None = None
@@ -229,6 +232,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
         set=settings,
     )
     _check_names(filled, task)
+    _check_metric(filled, rules)
     return filled if divided else _with_owner(filled), rules
 
 
@@ -289,6 +293,24 @@ def _check_names(config: RunConfig, task: str) -> None:
     ):
         for name in names:
             check_name(kind, name, known)
+
+
+def _check_metric(config: RunConfig, rules: Protocol) -> None:
+    """The metric that selects the round, as far as the data do not matter."""
+    if (name := config.metric) is None:
+        return
+    found = find_metric(name)
+    if not found.higher:
+        raise ConfigError(f"{name} is better when lower; choose one of: {', '.join(COMPARED)}")
+    if not found.pooled:
+        return
+    of_all = f"metric {name} is one number of all clients"
+    if rules.select == "best-val-per-client":
+        why = f"protocol {rules.name} picks a round for each client"
+        raise ConfigError(f"{of_all}, but {why}; choose another --metric or --protocol")
+    if config.evaluate == "local" and config.fraction < 1:
+        why = "not all clients have a local model in a round"
+        raise ConfigError(f"{of_all}, but with --fraction {why}; choose --evaluate deployed")
 
 
 def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:

@@ -116,6 +116,7 @@ class RunFolder:
             "counts": history.counts,
             "seconds": np.array(history.seconds),
             "cached": np.array(cached, dtype=np.int64).reshape(-1, 2),
+            **{f"pooled_{name}": np.stack(v) for name, v in history.pooled.items() if v},
         }
         if len(history.nodes) <= MAX_CLIENTS:
             names = [name for name in RELATIONS if name in known]

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from atoll.core.errors import ConfigError, check_name
 from atoll.core.federation import Federation
-from atoll.core.task import ROLES
+from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
-from atoll.experiment.metrics import METRICS, best_round, mean_over_clients
+from atoll.experiment.metrics import METRICS, best_round, find_metric, mean_over_clients, of_bins
 
 if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
@@ -29,32 +30,79 @@ class History:
 
     counts: np.ndarray  # training, validation and test nodes (or graphs) of each client, (K, 3)
     nodes: np.ndarray  # nodes (or graphs) of each client, (K,)
-    # By `SCORED`, for each round an array by client, role and metric, (K, 3, 5).
+    # By `SCORED`, for each round an array by client, role and metric (`columns`), (K, 3, 5).
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)  # of each round, training and scoring
     cached: list[list[int]] = field(default_factory=list)  # rounds of models put aside, by client
     ledger: Ledger = field(default_factory=Ledger)  # the traffic of every round
+    chosen: tuple[str, ...] = ()  # a pooled metric that was chosen: a column behind `METRICS`
+    # Counts of all clients by role after each round, such as "deployed_bins" (`core.task.Scores`).
+    pooled: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
         return len(self.seconds)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The metrics of each client."""
+        return METRICS + self.chosen
+
     def array(self, scored: str, metric: str, role: str) -> np.ndarray:
         """One number for each round and client, (R, K); NaN where a client has none."""
-        return np.stack(self.scores[scored])[:, :, ROLES.index(role), METRICS.index(metric)]
+        whole = np.stack(self.scores[scored])[:, :, ROLES.index(role)]
+        if metric not in self.columns:
+            return np.full(whole.shape[:2], np.nan)
+        return whole[:, :, self.columns.index(metric)]
+
+    def pool(self, scored: str, scores: Scores, number: int, *, complete: bool = True) -> None:
+        """Add up the clients' counts, (K, 3, ...), of a round; zeros unless all clients count."""
+        for kind, counts in (("confusion", scores.confusion), ("bins", scores.bins)):
+            rounds = self.pooled.setdefault(f"{scored}_{kind}", [])
+            if counts is not None and len(rounds) == number:  # an older checkpoint has no rounds
+                rounds.append((counts.sum(0) * complete).numpy().astype(np.int32))
+
+    def counts_of(self, scored: str, kind: str, role: str, rounds: slice) -> np.ndarray | None:
+        """Pooled counts of some rounds, (R, ...); None if they are not known for every round."""
+        known = self.pooled.get(f"{scored}_{kind}", [])
+        if not known or len(known) != self.rounds:
+            return None
+        return np.stack(known[rounds])[:, ROLES.index(role)]
+
+    @property
+    def bins_known(self) -> bool:
+        """Whether the clients counted their scores in bins."""
+        return any(self.pooled.get(f"{scored}_bins") for scored in SCORED)
+
+    def pooled_metric(
+        self, scored: str, metric: str, role: str, rounds: slice = slice(None)
+    ) -> np.ndarray:
+        """A pooled metric after each of some rounds, (R,); NaN where it is undefined."""
+        counts = self.counts_of(scored, "bins", role, rounds)
+        if counts is None:
+            return np.full(len(range(self.rounds)[rounds]), np.nan)
+        return of_bins(metric, counts)
 
     def restore(self, checkpoint: Tree) -> None:
         """Continue with the scores, seconds and traffic of a checkpoint."""
         self.scores = {name: list(rounds.numpy()) for name, rounds in checkpoint["scores"].items()}
         self.seconds = checkpoint["seconds"].tolist()
         self.ledger.restore(checkpoint["ledger"])
+        pooled = checkpoint.get("pooled", {})
+        self.pooled = {name: list(rounds.numpy()) for name, rounds in pooled.items()}
 
 
-def empty_history(federation: Federation) -> History:
-    """The clients' sizes, and nothing measured yet."""
+def empty_history(federation: Federation, metric: str | None = None) -> History:
+    """The clients' sizes, and nothing measured yet; a chosen metric may be one more column."""
     masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
     nodes = np.array([int(g.size("nodes")) for g in federation.graphs])
-    return History(torch.stack(masks).numpy().astype(np.int64), nodes)
+    sizes = torch.stack(masks).numpy().astype(np.int64)
+    return History(sizes, nodes, chosen=more_columns(metric))
+
+
+def more_columns(metric: str | None) -> tuple[str, ...]:
+    """The columns that a chosen metric adds to `METRICS`."""
+    return (metric,) if metric is not None and find_metric(metric).pooled else ()
 
 
 @dataclass(frozen=True)
@@ -68,8 +116,11 @@ class Selection:
 
     def picked_by(self, history: History) -> str:
         """The metric that picks the round."""
-        undefined = np.isnan(history.array(self.scored, self.metric, "val")).all()
-        return "accuracy" if undefined else self.metric
+        if find_metric(self.metric).pooled:
+            values = self.mean(history, self.metric, "val")
+        else:
+            values = history.array(self.scored, self.metric, "val")
+        return "accuracy" if np.isnan(values).all() else self.metric
 
     def rounds(self, history: History) -> np.ndarray:
         """The picked round of each client, (K,)."""
@@ -95,14 +146,24 @@ class Selection:
         return np.asarray(values[self.rounds(history), np.arange(values.shape[1])])
 
     def mean(self, history: History, metric: str, role: str) -> np.ndarray:
-        """A metric of each round, (R,), mean over clients."""
+        """A metric of each round, (R,), pooled or mean over clients."""
+        if find_metric(metric).pooled:
+            return history.pooled_metric(self.scored, metric, role)
         values = history.array(self.scored, metric, role)
         return mean_over_clients(values, weight_of(history, role, self.weights))
 
     def value(self, history: History, metric: str, role: str) -> float:
-        """A metric at the picked round, mean over clients."""
+        """A metric at the picked round, pooled or mean over clients."""
+        if find_metric(metric).pooled:
+            picked, each = self.one_round(history), self.mean(history, metric, role)
+            return float("nan") if picked is None else float(each[picked])
         values = self.of_clients(history, metric, role)
         return float(mean_over_clients(values, weight_of(history, role, self.weights)))
+
+    def one_round(self, history: History) -> int | None:
+        """The picked round; None if clients have different ones."""
+        rounds = set(self.rounds(history).tolist())
+        return rounds.pop() if len(rounds) == 1 else None
 
 
 class Improvements:
@@ -118,10 +179,14 @@ class Improvements:
         if rule.select in ("last", BEST_CACHED):
             return np.full(clients, rule.select == "last" and number == self.last)
         val = history.scores[rule.scored][number][:, ROLES.index("val")]
-        scores = val[:, METRICS.index(rule.metric)]
+        if pooled := find_metric(rule.metric).pooled:
+            this = rule.scored, rule.metric, "val", slice(number, number + 1)
+            scores = np.full(clients, history.pooled_metric(*this))
+        else:
+            scores = val[:, METRICS.index(rule.metric)]
         if np.isnan(scores).all():
-            scores = val[:, METRICS.index("accuracy")]
-        if rule.select == "best-val":
+            scores, pooled = val[:, METRICS.index("accuracy")], False
+        if rule.select == "best-val" and not pooled:
             weight = weight_of(history, "val", rule.weights)
             scores = np.full(clients, mean_over_clients(scores, weight))
         else:
@@ -130,6 +195,18 @@ class Improvements:
         better = np.isnan(self.best) | (scores > self.best)
         self.best = np.where(better, scores, self.best)
         return np.asarray(better)
+
+
+def validation_curve(history: History, config: RunConfig, first: int = 0) -> np.ndarray:
+    """The chosen metric, or accuracy, on the validation part after each round from `first` on."""
+    scored, metric = config.evaluate or "deployed", config.metric or "accuracy"
+    if find_metric(metric).pooled:
+        return history.pooled_metric(scored, metric, "val", slice(first, None))
+    column, val = METRICS.index(metric), ROLES.index("val")
+    tables = [table[:, val, column] for table in history.scores[scored][first:]]
+    return mean_over_clients(
+        np.reshape(tables, (len(tables), len(history.nodes))), history.counts[:, val]
+    )
 
 
 def weight_of(history: History, role: str, weights: str) -> np.ndarray:
@@ -144,7 +221,36 @@ def select_rule(config: RunConfig, rules: Protocol) -> str:
     return BEST_CACHED if "test-selection" in config.compat else rules.select
 
 
-def selection_of(config: RunConfig, rules: Protocol, metric: str) -> Selection:
+def selection_of(config: RunConfig, rules: Protocol, federation: Federation) -> Selection:
     """How the reported round is picked."""
-    select = select_rule(config, rules)
+    select, metric = select_rule(config, rules), metric_of(config, federation)
     return Selection(config.evaluate or "deployed", metric, rules.weights, select)
+
+
+def metric_of(config: RunConfig, federation: Federation) -> str:
+    """The metric that picks the round: the user's, or the data's own."""
+    metric = config.metric
+    if metric is None:
+        return federation.metric
+    if federation.classes != 2 and (metric == "auc" or find_metric(metric).pooled):
+        has = f"but '{federation.name}' has {federation.classes}"
+        raise ConfigError(f"{metric} is computed for two classes, {has}; choose another --metric")
+    return metric
+
+
+def positive_of(config: RunConfig, federation: Federation) -> int:
+    """The number of the positive class: the user's, or the second."""
+    if config.positive is None:
+        return 1
+    if federation.classes != 2:
+        has = f"but '{federation.name}' has {federation.classes}"
+        raise ConfigError(f"--positive is for two classes, {has}; leave it out")
+    names = tuple(getattr(federation, "class_names", ("0", "1")))
+    check_name("class", config.positive, names)
+    return names.index(config.positive)
+
+
+def bins_metric(config: RunConfig, federation: Federation) -> str | None:
+    """The metric of a run whose clients count their scores in bins; None if they do not."""
+    metric = metric_of(config, federation)
+    return metric if federation.classes == 2 and config.metric is not None else None

@@ -18,6 +18,7 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.method import Method, client_step
+from atoll.core.score_bins import middles
 from atoll.core.stages import when_scored
 from atoll.core.task import Scores, macro_auc
 from atoll.core.tree import Tree, record, tree_map
@@ -26,6 +27,8 @@ Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From counts by truth and bin of the score, (..., 2, B), and the bins' probabilities, (B,)."""
 _COUNTS = "counts by true and predicted class"
 _BINS = "positives and negatives by bin"
+
+_SHOWS = "the server counts scores by class and bin; a bin with one node shows its score and label"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Metric:
     def pooled(self) -> bool:
         """Whether it is one number of all clients' nodes (or graphs) together."""
         return self.of_bins is not None
+
+    @property
+    def over(self) -> str:
+        """How the clients' numbers become one."""
+        return "pooled over clients" if self.pooled else "mean over clients"
 
 
 def average_precision(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
@@ -80,8 +88,9 @@ def _at_half(what: str) -> Formula:
     def formula(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
         false, true = np.moveaxis((counts * (probability >= 0.5)).sum(-1), -1, 0)
         positives, alerts = counts[..., 1, :].sum(-1), true + false
-        both = {"precision": alerts, "recall": positives, "f1": (alerts + positives) / 2}
-        return _share(true, both[what])
+        if what == "precision":  # 0 without alerts
+            return _share(true / np.maximum(alerts, 1), (counts.sum((-1, -2)) > 0).astype(float))
+        return _share(true, positives if what == "recall" else (alerts + positives) / 2)
 
     return formula
 
@@ -118,8 +127,8 @@ REGISTRY = {
 """Every metric by its name in files and options; K of recall@K% and precision@K% may differ."""
 METRICS = tuple(name for name, metric in REGISTRY.items() if not metric.pooled)
 POOLED = tuple(name for name, metric in REGISTRY.items() if metric.pooled)
-COMPARED = tuple(name for name in METRICS if REGISTRY[name].higher)
-"""Metrics that a comparison can use: higher is better."""
+COMPARED = tuple(name for name, metric in REGISTRY.items() if metric.higher)
+"""Metrics that select a round, and that studies optimise and test: higher is better."""
 _AT_TOP = re.compile(r"(recall|precision)@(\d+(?:\.\d+)?)%")
 
 
@@ -221,6 +230,7 @@ class Evaluator:
 
     method: Method
     with_auc: bool = False
+    with_bins: bool = False  # for metrics of a positive class
     with_dropout: bool = False  # only where a compat switch asks for it
     with_train: bool = True  # whether training nodes, or graphs, are scored
 
@@ -230,7 +240,7 @@ class Evaluator:
     def derive(self, graph: Graph, part: Tree) -> Tree:
         return self.method.derive(graph, part)
 
-    @client_step(keeps_state=True)
+    @client_step(keeps_state=True, discloses={"bins": _SHOWS})
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
         """Predict and count; in a graph that grows, each role in its own stage."""
         found = [self._score(one, message, state, key) for one in when_scored(graph)]
@@ -244,7 +254,8 @@ class Evaluator:
             graph = replace(graph, train=torch.zeros_like(graph.train))
         noise = key if self.with_dropout else None
         outputs = self.method.predict(graph, message, state, noise)
-        return graph.task.score(outputs, graph, with_auc=self.with_auc)
+        wanted = {"with_auc": self.with_auc, "with_bins": self.with_bins}
+        return graph.task.score(outputs, graph, **wanted)
 
 
 @record
@@ -258,11 +269,31 @@ class Outcome:
     finite: Tensor | None = None  # which numbers that the round's tape watched are finite
 
 
-def score_numbers(scores: Scores) -> np.ndarray:
-    """Stacked scores -> (..., 3, 5), NaN where a client has no such number."""
+def of_bins(metric: str, counts: np.ndarray) -> np.ndarray:
+    """A pooled metric, (...,), of counts by truth and bin, (..., 2, BINS)."""
+    formula = find_metric(metric).of_bins
+    assert formula is not None, metric
+    return formula(counts.astype(float), middles().numpy())
+
+
+def toward(scores: Scores, positive: int) -> Scores:
+    """The scores with bins of the positive class: those of class 0 mirror those of class 1."""
+    if scores.bins is None or positive == 1:
+        return scores
+    return replace(scores, bins=scores.bins.flip(-1, -2))
+
+
+def score_numbers(scores: Scores, pooled: Sequence[str] = ()) -> np.ndarray:
+    """Stacked scores -> (..., 3, 5), NaN where a client has no such number.
+
+    Metrics that are pooled elsewhere follow as each client's own numbers.
+    """
     confusion, auc = scores.confusion.numpy(), scores.auc.numpy()
     numbers = from_confusion(confusion)
     numbers["auc"] = np.where(auc < 0, np.nan, auc)
     empty = confusion.sum((-1, -2)) == 0
     numbers["loss"] = np.where(empty, np.nan, scores.loss.numpy())
-    return np.stack([numbers[metric] for metric in METRICS], axis=-1)
+    assert scores.bins is not None or not pooled
+    for metric in pooled:
+        numbers[metric] = of_bins(metric, scores.bins.numpy())  # type: ignore[union-attr]
+    return np.stack([numbers[metric] for metric in (*METRICS, *pooled)], axis=-1)

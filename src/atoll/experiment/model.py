@@ -207,7 +207,7 @@ def write_model(
         **{name: getattr(config, name) for name in ("method", "data", "protocol")},
         "encoder": encoder is not None,
         "task": federation.task.name,
-        "metric": federation.metric,
+        "metric": config.metric or federation.metric,
         "deployed": deployed,
         "scored": deployed if evaluate == "deployed" else evaluate,
         "net": type(method.net).__name__,

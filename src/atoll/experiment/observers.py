@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.experiment.metrics import mean_over_clients
+from atoll.experiment.history import validation_curve
 
 if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
@@ -100,9 +100,8 @@ class Progress(Observer):
         if self.now is None:
             return
         (seed, history), config = self.now, self.config
-        curve = self.curves.setdefault(seed, [])  # mean validation accuracy of the rounds so far
-        for table in history.scores[config.evaluate or "deployed"][len(curve) :]:
-            curve.append(float(mean_over_clients(table[:, 1, 0], history.counts[:, 1])))
+        curve = self.curves.setdefault(seed, [])  # validation scores of the rounds so far
+        curve += validation_curve(history, config, len(curve)).tolist()
         known = [value for value in curve if not np.isnan(value)]
         # From the end, so that the newest point is always there.
         thin = curve[::-1][:: -(-len(curve) // POINTS)][::-1]
@@ -125,6 +124,7 @@ class Progress(Observer):
             "seed": seed,
             "round": history.rounds,
             "per_round": round(float(np.median(history.seconds[-20:])), 4),
+            "metric": config.metric or "accuracy",
             "validation": [None if np.isnan(value) else round(value, 4) for value in thin],
             "best": round(max(known), 4) if known else None,
             "best_round": curve.index(max(known)) + 1 if known else None,

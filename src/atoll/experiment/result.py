@@ -29,7 +29,7 @@ from atoll.experiment.card import write_cards
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History, Selection
-from atoll.experiment.metrics import METRICS, WEIGHTINGS, best_round, spread
+from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 CONFIG, RESULT = "config.toml", "result.json"
 Columns = Mapping[str, np.ndarray]
 MAX_CSV_ROWS = 200_000  # a longer table becomes Parquet, a tenth of the size
-SCORES = tuple(f"{role}_{metric}" for role in ROLES for metric in METRICS)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Result:
         select: How the protocol picks the round.
         setup_seconds: Loading, dividing and preparing.
         federation: How the first seed's federation was made.
-        metric: What this data set is scored by; it picks the round.
+        metric: The user's, or what this data set is scored by; it picks the round.
         hyperparameters: Every value of method, net and optimizer, defaults included.
         privacy: What was spent (`experiment.privacy`); None without differential privacy.
 
@@ -158,7 +157,8 @@ class Result:
     def seed_metrics(self, history: History) -> dict[str, float]:
         """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
         rule = replace(self.selection, metric=self.selection.picked_by(history))
-        both = list(product(METRICS, ("test", "val")))
+        more = dict.fromkeys((*POOLED, *history.chosen)) if history.bins_known else ()
+        both = list(product((*METRICS, *more), ("test", "val")))
         out = {f"{role}_{metric}": rule.value(history, metric, role) for metric, role in both}
         others = {f"test_accuracy_by_{name}": replace(rule, weights=name) for name in WEIGHTINGS}
         others["last_test_accuracy"] = replace(rule, select="last")
@@ -166,6 +166,9 @@ class Result:
             name = self.deployed if scored == "deployed" else "local"
             others[f"{name}_test_accuracy"] = replace(rule, scored=scored)
         out |= {name: other.value(history, "accuracy", "test") for name, other in others.items()}
+        if self.config.metric is not None:
+            local = replace(rule, scored="local").value(history, self.metric, "test")
+            out[f"local_test_{self.metric}"] = local
         out["best_round"] = float(best_round(rule.mean(history, rule.metric, "val")))
         return {name: value for name, value in out.items() if not np.isnan(value)}
 
@@ -185,6 +188,21 @@ class Result:
         rule, metric = self.selection, metric or self.metric
         rule = replace(rule, scored=scored or rule.scored)
         return np.stack([rule.mean(seed.history, metric, role) for seed in self.seeds])
+
+    def confusion(self, role: str = "test") -> np.ndarray | None:
+        """Counts of all clients and seeds by true and predicted class, (C, C), at picked rounds.
+
+        None where the rounds' counts are unknown, or clients have different rounds.
+        """
+        rule, found = self.selection, []
+        for seed in self.seeds:
+            picked = rule.one_round(seed.history)
+            rounds = slice(0, 0) if picked is None else slice(picked, picked + 1)
+            counts = seed.history.counts_of(rule.scored, "confusion", role, rounds)
+            if counts is None or not counts.any():
+                return None
+            found.append(counts[0])
+        return np.asarray(np.sum(found, axis=0))
 
     def seconds(self) -> dict[str, float]:
         """Set-up, training (with scoring), and the median round."""
@@ -250,6 +268,7 @@ def metrics_table(
     ]
     sizes = [len(table) for *_, table in blocks]
     numbers = np.concatenate([table.reshape(len(table), -1) for *_, table in blocks])
+    chosen = next(iter(seeds.values())).columns
     clients = np.concatenate([np.arange(size) for size in sizes])
     return {
         "seed": np.repeat([seed for seed, *_ in blocks], sizes),
@@ -257,8 +276,13 @@ def metrics_table(
         "client": clients,
         **({"name": np.array(names)[clients]} if names else {}),
         "scored": np.repeat([label for _, _, label, _ in blocks], sizes),
-        **dict(zip(SCORES, numbers.T, strict=True)),
+        **dict(zip(score_names(chosen), numbers.T, strict=True)),
     }
+
+
+def score_names(metrics: Sequence[str] = METRICS) -> list[str]:
+    """The columns of metrics.csv that hold scores."""
+    return [f"{role}_{metric}" for role in ROLES for metric in metrics]
 
 
 def ledger_table(seeds: Mapping[int, Ledger]) -> Columns:
@@ -309,7 +333,7 @@ def read_table(folder: Path, name: str) -> Columns:
     path = folder / f"{name}.csv"
     try:
         if path.exists():
-            kinds = dict.fromkeys(SCORES, pa.float64())
+            kinds = dict.fromkeys(score_names(), pa.float64())
             options = pa.csv.ConvertOptions(column_types=kinds)
             table = pa.csv.read_csv(path, convert_options=options)
         else:
@@ -326,9 +350,12 @@ def read_history(metrics: Columns, ledger: Columns, seed: int, arrays: Columns) 
     """A seed's history from the two tables and from the arrays of `RunFolder.seed_data`."""
     own = {key: values[metrics["seed"] == seed] for key, values in metrics.items()}
     clients = int(own["client"].max()) + 1
-    shape = -1, clients, len(ROLES), len(METRICS)
+    known = [name.removeprefix("test_") for name in own if name.startswith("test_")]
+    chosen = tuple(name for name in known if name not in METRICS)
+    names = score_names((*METRICS, *chosen))
+    shape = -1, clients, len(ROLES), len(METRICS) + len(chosen)
     unknown = np.full(len(own["client"]), np.nan)  # a run of a version without this metric
-    numbers = np.stack([own.get(name, unknown).astype(float) for name in SCORES], axis=-1)
+    numbers = np.stack([own.get(name, unknown).astype(float) for name in names], axis=-1)
     local = own["scored"] == "local"
     order = np.lexsort((own["client"], own["round"]))
     rows = {"deployed": order[~local[order]], "local": order[local[order]]}
@@ -341,7 +368,9 @@ def read_history(metrics: Columns, ledger: Columns, seed: int, arrays: Columns) 
     counts = arrays.get("counts", np.stack([alike] * len(ROLES), axis=1))
     seconds = arrays["seconds"].tolist() if arrays else []
     nodes, traffic = arrays.get("nodes", alike), _read_ledger(ledger, seed)
-    return History(counts, nodes, scores, seconds, cached, traffic)
+    start = "pooled_"
+    pooled = {k.removeprefix(start): list(v) for k, v in arrays.items() if k.startswith(start)}
+    return History(counts, nodes, scores, seconds, cached, traffic, chosen, pooled)
 
 
 def _read_ledger(table: Columns, seed: int) -> Ledger:

@@ -30,7 +30,7 @@ from atoll.engines.codec import load_checkpoint, pack_states, save_checkpoint, u
 from atoll.engines.ledger import Ledger
 from atoll.engines.replay import Replay, Round, fetched, rounds_ahead
 from atoll.experiment.history import History, Selection, empty_history
-from atoll.experiment.metrics import METRICS, Evaluator, Outcome, score_numbers
+from atoll.experiment.metrics import Evaluator, Outcome, score_numbers, toward
 from atoll.experiment.model import ModelKeeper, Trees
 from atoll.experiment.privacy import spent
 from atoll.experiment.warm_start import with_models
@@ -50,6 +50,8 @@ class Experiment:
         chunk: Most clients in one program of the fused engine; 0 chooses.
         batching: How clients cut their training into steps; None leaves it to the federation.
         auc: Whether to compute ROC curves each round; None does for two classes.
+        metric: A metric that the user chose: clients of two classes count their scores in bins.
+        positive: The number of the positive class of such metrics.
         train_every: Rounds from one scoring of the training part to the next; the last round always
             scores it. None takes 1 for nodes, which cost nothing, and 10 for graphs.
         compat: Names from `protocols.COMPAT`.
@@ -77,6 +79,8 @@ class Experiment:
     chunk: int = 0
     batching: Batching | None = None
     auc: bool | None = None
+    metric: str | None = None
+    positive: int = 1
     train_every: int | None = None
     compat: tuple[str, ...] = ()
     start: tuple[Callable[[], Sequence[Tree]], str] | None = None
@@ -160,7 +164,9 @@ class Run:
         self.simulation: Backend = self.backend()
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
-        self.evaluator = Evaluator(experiment.method, with_auc=auc, with_dropout=noisy)
+        bins = experiment.metric is not None and federation.classes == 2
+        how = {"with_auc": auc, "with_bins": bins, "with_dropout": noisy}
+        self.evaluator = Evaluator(experiment.method, **how)
         # Scoring the training part of nodes costs nothing; most graphs train.
         self.train_every = experiment.train_every or (10 if federation.task.many_graphs else 1)
         self.history, self.server = self.no_history(), None
@@ -182,7 +188,7 @@ class Run:
 
     def no_history(self) -> History:
         """The clients' sizes, and nothing measured yet."""
-        return empty_history(self.experiment.federation)
+        return empty_history(self.experiment.federation, self.experiment.metric)
 
     @property
     def ledger(self) -> Ledger:
@@ -273,14 +279,18 @@ class Run:
         self, rounds: Sequence[Round[Outcome]], found: Outcome, seconds: float, after: TreesAfter
     ) -> None:
         """Write down the stacked outcomes of some rounds, up to the first that went wrong."""
-        deployed = score_numbers(found.deployed)
-        local = None if found.local is None else score_numbers(found.local)
+        chosen, positive = self.history.chosen, self.experiment.positive
+        counts = toward(found.deployed, positive)
+        own = None if found.local is None else toward(found.local, positive)
+        deployed = score_numbers(counts, chosen)
+        local = None if own is None else score_numbers(own, chosen)
         for row, played in enumerate(rounds):
             positions, scored = found.positions[row].tolist(), found.scored[row].tolist()
             finite = None if found.finite is None else found.finite[row]
             if problem := played.problem(finite, positions):
                 raise problem
-            nothing = np.full((len(self.history.nodes), len(ROLES), len(METRICS)), np.nan)
+            shape = len(self.history.nodes), len(ROLES), len(self.history.columns)
+            nothing = np.full(shape, np.nan)
             everywhere = nothing.copy()
             everywhere[scored] = deployed[row]
             # The local numbers of those who did not train are their last ones.
@@ -288,6 +298,9 @@ class Run:
             scores = past[-1].copy() if past else nothing
             if local is not None:
                 scores[positions] = local[row]
+            self.history.pool("deployed", take(counts, row), played.number)
+            complete = own is not None and len(positions) == len(self.history.nodes)
+            self.history.pool("local", take(own or counts, row), played.number, complete=complete)
             self.history.scores["deployed"].append(everywhere)
             self.history.scores["local"].append(scores)
             self.history.seconds.append(seconds)
@@ -310,6 +323,11 @@ class Run:
             "states": tree_map(torch.Tensor.cpu, states),
             "scores": {k: torch.stack(v) if v else torch.zeros(0) for k, v in history.items()},
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
+            "pooled": {
+                name: torch.from_numpy(np.stack(rounds))
+                for name, rounds in self.history.pooled.items()
+                if rounds
+            },
             "ledger": self.ledger.export(),
             "privacy": privacy,
             "selected": self.keeper.model.export() if self.keeper and self.keeper.model else None,

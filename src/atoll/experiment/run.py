@@ -21,7 +21,13 @@ from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.continued import extend, trained_models
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, start, tuned_process
-from atoll.experiment.history import select_rule, selection_of
+from atoll.experiment.history import (
+    bins_metric,
+    metric_of,
+    positive_of,
+    select_rule,
+    selection_of,
+)
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.privacy import privacy_report, with_privacy
@@ -207,7 +213,7 @@ class RunPlan:
             self.method = method
             if self.folder is not None:
                 self.folder.write_partition(number, federation)
-            keep = selection_of(config, self.rules, federation.metric) if self.folder else None
+            keep = selection_of(config, self.rules, federation)
             size, start = self.given.batch_size, config.from_run
             experiment = Experiment(
                 with_privacy(method, config.dp),
@@ -221,7 +227,9 @@ class RunPlan:
                 batching=None if size is None else batching_of(size),
                 compat=config.compat,
                 start=None if start is None else (partial(trained_models, start, number), start),
-                keep=keep,
+                metric=bins_metric(config, federation),
+                positive=positive_of(config, federation),
+                keep=keep if self.folder else None,
             )
             self.setup += time.perf_counter() - self.began
             yield experiment
@@ -267,7 +275,7 @@ class RunPlan:
             setup_seconds=self.setup,
             federation=self.federation.about,
             out=self.out,
-            metric=self.federation.metric,
+            metric=metric_of(config, self.federation),
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(seeds[0].history.nodes)),
         )

@@ -99,9 +99,10 @@ class Status:
     silent: float | None = None  # seconds since the last sign, where that is too long
     gone: bool = False  # whether its process is known to have ended
     left: float | None = None  # seconds that it will take, as far as one can tell
-    best: Sequence[tuple[str, str, float]] = ()  # so far: whose, which cell, validation accuracy
+    best: Sequence[tuple[str, str, float]] = ()  # so far: whose, which cell, validation score
     failures: Sequence[tuple[str, str]] = ()  # the latest, each a cell and its reason
     result: Json = field(default_factory=dict)  # final metrics of a finished run
+    metric: str = "accuracy"  # of the scores
 
     @property
     def finished(self) -> bool:
@@ -131,7 +132,8 @@ class StatusReader:
         title = f"{config['method']} on {config['data']}"
         done = _json(self.folder / "result.json")
         if done is not None:
-            return Status(self.folder, "run", title, {"finished": 1}, result=done["metrics"])
+            found = {"result": done["metrics"], "metric": config.get("metric", "accuracy")}
+            return Status(self.folder, "run", title, {"finished": 1}, **found)
         now = _json(self.folder / "progress.json") or {"cell": ""}
         sign = _age(self.folder / ("progress.json" if "pid" in now else "config.toml"))
         state, (silent, gone) = now.get("state", "running"), _silence(now, sign)
@@ -155,10 +157,11 @@ class StatusReader:
         kind = str(study.get("kind", "study"))
         current = [] if now is None or silent else [now, *others]
         left = _time_left(events, counts["left"], current)
-        best = self._best(kind, cells, states)
+        metric = _chosen_metric(study)
+        best = self._best(kind, cells, states, metric)
         title = f"{kind} of {len(cells)} cells"
         seen = now, others, silent, gone, left, best, failures[-3:]
-        return Status(self.folder, kind, title, dict(counts), *seen)
+        return Status(self.folder, kind, title, dict(counts), *seen, metric=metric)
 
     def _states(self, cells: Sequence[Json], events: Sequence[Json]) -> dict[str, str]:
         last = {event["cell"]: event["event"] for event in events if event["event"] != "notes"}
@@ -187,7 +190,7 @@ class StatusReader:
         return {"cell": running, **progress}, *_silence(progress, sign)
 
     def _best(
-        self, kind: str, cells: Sequence[Json], states: Mapping[str, str]
+        self, kind: str, cells: Sequence[Json], states: Mapping[str, str], metric: str
     ) -> list[tuple[str, str, float]]:
         """The best finished cell of each method of a tuning, of each data set of other studies."""
         best: dict[str, tuple[str, str, float]] = {}
@@ -196,7 +199,7 @@ class StatusReader:
             if states[name] != "finished" or labels.get("role") == "test":
                 continue
             summary = self._summary(name)
-            value = summary.get("metrics", {}).get("val_accuracy", {}).get("mean")
+            value = summary.get("metrics", {}).get(f"val_{metric}", {}).get("mean")
             whose = str(labels.get("method") if kind == "tune" else summary.get("data", ""))
             if value is not None and value > best.get(whose, ("", "", -1.0))[2]:
                 best[whose] = (whose, name, value)
@@ -210,6 +213,12 @@ class StatusReader:
                 return {}
             self.summaries[name] = found
         return self.summaries[name]
+
+
+def _chosen_metric(study: Json) -> str:
+    """The metric that a study's options choose, or accuracy."""
+    options = study.get("request", {}).get("options") or study.get("asked", {}).get("config", {})
+    return str(options.get("metric") or "accuracy")
 
 
 def _json(path: Path) -> Json | None:

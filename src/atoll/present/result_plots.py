@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.core.errors import unknown
+from atoll.experiment.metrics import find_metric
 from atoll.experiment.result import Result
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Chart
@@ -50,7 +51,7 @@ def convergence_chart(result: Result) -> Chart:
         rounds = np.arange(1, seeds.shape[1] + 1)
         marks.append(plot.Line(rounds, seeds.mean(0), colour, name, *band))
     x = Axis("round" + (", band: lowest to highest seed" if several else ""))
-    y = Axis(f"{result.metric}, mean over clients, %")
+    y = Axis(f"{result.metric}, {find_metric(result.metric).over}, %")
     return Chart(_title(result), x, y, tuple(marks), legend="lower right", grid=True)
 
 

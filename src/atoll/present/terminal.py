@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TimeRemai
 from rich.text import Text
 
 from atoll.experiment.config import RunConfig
-from atoll.experiment.history import BEST_CACHED, History
-from atoll.experiment.metrics import label_of, mean_over_clients
+from atoll.experiment.history import BEST_CACHED, History, validation_curve
+from atoll.experiment.metrics import label_of
 from atoll.experiment.observers import Observer
 from atoll.experiment.result import Result
 from atoll.present.chart import MAX_ROWS
@@ -87,10 +87,9 @@ def progress(console: Console, total: int, words: str = "") -> Iterator[Callable
         yield move
 
 
-def last_validation(history: History, scored: str | None = None) -> float:
-    """Accuracy over all clients' validation nodes after the last round; NaN if there are none."""
-    last = history.scores[scored or "deployed"][-1]
-    return float(mean_over_clients(last[:, 1, 0], history.counts[:, 1]))
+def last_validation(history: History, config: RunConfig) -> float:
+    """The chosen metric, or accuracy, on validation nodes after the last round; NaN if unknown."""
+    return float(validation_curve(history, config, history.rounds - 1)[-1])
 
 
 class Watcher(LiveProgress, Observer):
@@ -118,8 +117,11 @@ class Watcher(LiveProgress, Observer):
     def round(self, seed: int, history: History) -> None:
         assert self.config is not None
         assert self.task is not None
-        value = last_validation(history, self.config.evaluate)
-        score = f"seed {seed}, validation {value:.1%}" if np.isfinite(value) else f"seed {seed}"
+        value = last_validation(history, self.config)
+        score = f"seed {seed}"
+        if np.isfinite(value):
+            named = f"{label_of(self.config.metric)} " if self.config.metric else ""
+            score += f", validation {named}{value:.1%}"
         rounds = self.config.rounds or 1
         self.done[seed] = history.rounds
         # An earlier process finished the seeds before the first seed seen here.
@@ -187,6 +189,9 @@ def _result_rows(results: list[Result]) -> Table:
     columns["macro F1"] = "test_macro_f1"
     if any("test_auc" in result.metrics() for result in results):
         columns["AUC"] = "test_auc"
+    if (metric := results[0].config.metric) not in (None, "accuracy"):  # the chosen one leads
+        first = {label_of(metric): f"test_{metric}", "local": f"local_test_{metric}"}
+        columns = first | {k: v for k, v in columns.items() if k != "local"}
     rows = []
     for result in results:
         config, metrics = result.config, result.metrics()

@@ -63,8 +63,9 @@ def status_text(status: Status) -> Group:
         more = len(status.others) - MAX_OTHERS
         parts += [Text(f"and {more} more")] if more > 0 else []
     scores = status.result or {}
-    names = [name for name in ("val_accuracy", "test_accuracy") if name in scores]
-    words = [f"{n.partition('_')[0]} accuracy {scores[n]['mean']:.1%}" for n in names]
+    shown = status.metric.replace("_", " ")
+    names = [name for name in (f"val_{status.metric}", f"test_{status.metric}") if name in scores]
+    words = [f"{n.partition('_')[0]} {shown} {scores[n]['mean']:.1%}" for n in names]
     parts += [Text(", ".join(words))] if words else []
     if status.best:
         far = "" if status.finished else " so far"
@@ -73,7 +74,7 @@ def status_text(status: Status) -> Group:
             grid.add_row(Text(f"  {whose}"), Text(f"{value:.1%}", justify="right"), Text(name))
         if len(status.best) > MAX_BEST:
             grid.add_row(Text(f"  and {len(status.best) - MAX_BEST} more"), Text(), Text())
-        parts += [Text(f"Best{far}, by validation accuracy:"), grid]
+        parts += [Text(f"Best{far}, by validation {shown}:"), grid]
     failures = (Text(f"failed: {name}: {why}", style="red") for name, why in status.failures)
     return Group(*parts, *failures)
 

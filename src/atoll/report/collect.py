@@ -14,7 +14,8 @@ from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.baseline import POOLED
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_json
-from atoll.experiment.metrics import label_of
+from atoll.experiment.metrics import POOLED as POOLED_METRICS
+from atoll.experiment.metrics import REGISTRY, find_metric, label_of
 from atoll.experiment.status import failures
 from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
@@ -34,6 +35,7 @@ _SELECT = {
     "last": "after the last round",
     "best-val-per-client": "at each client's best validation round",
 }
+LOWER = tuple(f"test_{name}" for name, metric in REGISTRY.items() if not metric.higher)
 _WEIGHTS = {
     "tests": "weighted by their test nodes (or graphs)",
     "nodes": "weighted by their nodes (or graphs)",
@@ -50,6 +52,7 @@ class ReportedRun:
     row: str = ""  # its method, and the settings that distinguish it from others of that method
     column: str = ""  # its federation and rules, likewise
     style: int = 0  # the number of its colour
+    chosen: str | None = None  # the metric of its study
 
     @property
     def config(self) -> RunConfig:
@@ -57,8 +60,8 @@ class ReportedRun:
 
     @property
     def metric(self) -> str:
-        """The metric of its data set."""
-        return self.run.result.metric
+        """The metric that was chosen, or that of its data set."""
+        return self.chosen or self.run.result.metric
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,9 @@ def _read_study(folder: Path, found: Collection) -> None:
     if about.get("kind") == "reproduce":
         found.reproductions.extend(read_tables(folder))
     metric = about.get("request", {}).get("metric")
-    found.shown[before:] = _chosen(found.shown[before:], found.aside, metric)
+    for one in found.shown[before:]:
+        one.chosen = metric
+    found.shown[before:] = _chosen(found.shown[before:], found.aside)
     compared = folder / "compare.json"
     if compared.exists() and not _read_verdicts(read_json(compared), about, found.verdicts):
         found.aside.append(
@@ -163,14 +168,14 @@ def _read_cell(
     found.missing.append(Missing(name, failed.get(name, kind), kind, labels))
 
 
-def _chosen(shown: list[ReportedRun], aside: list[str], metric: str | None) -> list[ReportedRun]:
+def _chosen(shown: list[ReportedRun], aside: list[str]) -> list[ReportedRun]:
     """Of the points of a grid the one that validation chose: no other test score may be seen."""
     kept, names = [], ("data", "clients", "method")
     for points in _by(shown, lambda one: [str(one.labels.get(name)) for name in names]):
         if len(points) == 1 or not all("point" in one.labels for one in points):
             kept += points
             continue
-        metrics = [(one.run.summary["metrics"], f"val_{metric or one.metric}") for one in points]
+        metrics = [(one.run.summary["metrics"], f"val_{one.metric}") for one in points]
         scores = [found.get(name, {}).get("mean", -np.inf) for found, name in metrics]
         best = points[int(np.argmax(scores))]
         kept.append(best)
@@ -197,6 +202,8 @@ def _read_verdicts(
             name = _data(table["data"]) if table.get("data") else "Over all federations"
             if sizes > 1 and table.get("data"):
                 name += f", clients {table.get('clients')}"
+            if table.get("metric", "accuracy") not in ("accuracy", "score"):
+                name += f" ({label_of(table['metric'])})"
             verdicts.setdefault(name, []).extend(map(str, table["sentences"]))
     return covers
 
@@ -277,9 +284,10 @@ def main_table(found: Collection) -> ResultTable:
         rows += [] if row in rows else [row]
         for column in places or (found.columns if len(found.columns) == 1 else ()):
             cells.setdefault((row, heads[column]), Number(why=gap.kind))
-    name, columns = "score" if several else "accuracy", tuple(heads.values())
+    only = next(iter(metrics.values())) if len(set(metrics.values())) == 1 else "score"
+    name, columns = "score" if only == "score" else label_of(only), tuple(heads.values())
     title, how = f"Test {name}, in percent", how_scored(found)
-    table = ResultTable(title, tuple(rows), columns, cells, how, metric=f"test_{name}")
+    table = ResultTable(title, tuple(rows), columns, cells, how, metric=f"test_{only}")
     return replace(table, bounds=found.bounds)
 
 
@@ -295,6 +303,7 @@ def other_tables(found: Collection) -> list[ResultTable]:
     seconds = "Seconds of a round (median), training and scoring"
     tables: list[tuple[str, str, Mapping[tuple[str, str], Number], float, int]] = [
         ("test_macro_f1", "Test macro F1, in percent", {}, 100.0, 1),
+        *((f"test_{n}", f"Test {label_of(n)}, in percent", {}, 100.0, 1) for n in _more(found)),
         ("local_test_accuracy", own, {}, 100.0, 1),
         ("best_round", "Round with the best mean validation score", {}, 1.0, 0),
         ("mb_per_round", "MB in a round, up and down, all clients", traffic, 1.0, 2),
@@ -304,21 +313,33 @@ def other_tables(found: Collection) -> list[ResultTable]:
     for metric, title, numbers, scale, digits in tables:
         of_metric = {place: number_of(s["metrics"], metric) for place, s in summaries.items()}
         table = ResultTable(title, found.rows, found.columns, numbers or of_metric, metric=metric)
-        higher = True if scale == 100.0 else None
+        higher = metric not in LOWER if scale == 100.0 else None
         table = replace(table, scale=scale, digits=digits, higher=higher)
         made.append(replace(table, bounds=found.bounds))
     return made
+
+
+def _more(found: Collection) -> list[str]:
+    """Metrics of a positive class that some run has, and AUC, but for the leading ones."""
+    known = {name for one in found.shown for name in one.run.summary["metrics"]}
+    wanted = ("auc", *POOLED_METRICS)
+    names = wanted if known & {f"test_{name}" for name in POOLED_METRICS} else ()
+    return [n for n in names if f"test_{n}" in known and {n} != {one.metric for one in found.shown}]
 
 
 def how_scored(found: Collection) -> str:
     """How the numbers came to be, in sentences."""
     results = [one.run.result for one in found.shown]
     selects = _once(_SELECT.get(r.select, "picked on test data (test-selection)") for r in results)
+    pooled = [find_metric(one.metric).pooled for one in found.shown]
     weights = _once(_WEIGHTS.get(r.weights, r.weights) for r in results)
+    over = f"mean over clients, {' or '.join(weights)}"
+    if any(pooled):
+        over = "pooled over clients" if all(pooled) else f"{over}, or pooled over clients"
     seeds = _once(counted(r.config.seeds, "seed") for r in results)
     protocols = _once(r.config.protocol for r in results)
     spread = "; mean ± standard deviation over seeds" if seeds != ("1 seed",) else ""
     return (
-        f"Protocol {', '.join(protocols)}; mean over clients, {' or '.join(weights)}, "
+        f"Protocol {', '.join(protocols)}; {over}, "
         f"{' or '.join(selects)}; {' or '.join(seeds)}{spread}."
     )

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import numpy as np
 
 from atoll.experiment.baseline import BOUND, NOT_FEDERATED, WINS
-from atoll.experiment.metrics import label_of
+from atoll.experiment.metrics import find_metric, label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
 from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
@@ -164,7 +164,8 @@ def _details(group: Sequence[ReportedRun]) -> str:
     axis, rows = strip_axis(every, 0.08), []
     for one in (one for one in group if values[one.row]):
         strip = Cell(html=seeds_strip(values[one.row], axis, one.style))
-        names = (f"test_{metric}", "local_test_accuracy", "test_macro_f1", "best_round")
+        local = f"local_test_{metric}" if one.config.metric == metric else "local_test_accuracy"
+        names = (f"test_{metric}", local, "test_macro_f1", "best_round")
         score, after, f1, best = (number_of(one.run.summary["metrics"], name) for name in names)
         first = replace(best, mean=best.mean + 1)  # charts count rounds from one
         scores = [score.cell(), one.run.result.scored, after.cell(), f1.cell(), first.cell(1.0, 0)]
@@ -205,10 +206,11 @@ def convergence(found: Collection) -> str:
     several = any(one.config.seeds > 1 for one in found.shown)
     crowded = any(len(found.group(column)) > MAX_LINES for column in found.columns)
     seeds = "; line: mean over seeds, band: lowest to highest seed" if several else ""
-    text = f"Mean over clients after each round{seeds}."
+    over = " or ".join(dict.fromkeys(find_metric(one.metric).over for one in found.shown))
+    text = f"{over.capitalize()}, after each round{seeds}."
     if len(found.shown) > 1:
         text = (
-            "Mean over clients of the scored model on test nodes (or graphs) after each round"
+            f"{over.capitalize()}: the scored model on test nodes (or graphs) after each round"
             f"{seeds}. The first climb may be cut off below. "
             "No training and no choice of a round uses these numbers."
             + (f" Of many runs the {MAX_LINES} best are drawn." if crowded else "")

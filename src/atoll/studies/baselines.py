@@ -24,7 +24,7 @@ from atoll.experiment.baseline import AnyBaseline, Baseline, pooled_graph
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.hardware import choose_device
-from atoll.experiment.history import selection_of
+from atoll.experiment.history import bins_metric, positive_of, selection_of
 from atoll.experiment.model import SelectedModel
 from atoll.experiment.problem import Problem
 from atoll.experiment.rounds import Experiment
@@ -235,7 +235,9 @@ class Oracle(Baseline[list[Tensor]]):
             seed=seed,
             engine=choose_engine(config.engine)[0],
             device=choose_device(config.device),
-            keep=selection_of(config, rules, federation.metric),
+            metric=bins_metric(config, federation),
+            positive=positive_of(config, federation),
+            keep=selection_of(config, rules, federation),
         ).run()
         kept = run.keeper.selected(run.history) if run.keeper else None
         assert kept is not None

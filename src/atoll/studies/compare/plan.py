@@ -26,7 +26,8 @@ from atoll.experiment.baseline import AnyBaseline, Baseline
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, data_header, make_config, resolve
 from atoll.experiment.hardware import choose_device
-from atoll.experiment.metrics import COMPARED
+from atoll.experiment.history import metric_of, positive_of
+from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
 from atoll.methods import METHODS
 from atoll.studies.baselines import BASELINES, SHORTHANDS, as_local, make_baseline
@@ -68,12 +69,13 @@ def make_request(
     arms, sources = named_arms(methods), named_data(data)
     numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
     given = [*arms.items(), *sources.items()]
+    chosen = {"metric": tested["metric"]} if tested.get("metric") is not None else {}
     return ComparisonRequest(
         methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
         data=tuple(sources),
         clients=tuple(_unique("number of clients", ((n, n) for n in numbers))),
         grid={key: tuple(values) for key, values in (grid or {}).items()},
-        options={"seeds": SEEDS, **(options or {})},
+        options={"seeds": SEEDS, **(options or {}), **chosen},
         objects=tuple(name for name, value in given if not isinstance(value, str)),
         **tested,
     )
@@ -230,8 +232,9 @@ def check(
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")
-    if request.metric is not None and request.metric not in COMPARED:
-        raise unknown("metric", request.metric, COMPARED)
+    if request.metric is not None and not find_metric(request.metric).higher:
+        known = ", ".join(COMPARED)
+        raise ConfigError(f"{request.metric} is better when lower; choose one of: {known}")
     if request.against is not None and request.against not in request.methods:
         raise unknown("method to compare against", request.against, request.methods)
     used = {key for run in runs for key in run.labels["point"]}
@@ -273,11 +276,8 @@ def _check_problem(
         raise ConfigError(f"'{first.data.name}' is divided already; leave clients out")
     problem = Problem.of(first.config, first.data)
     federation = federations(problem, problem.config.seed).federation
-    if metric == "auc" and federation.classes != 2:
-        raise ConfigError(
-            f"auc is computed for two classes, but '{federation.name}' has {federation.classes}; "
-            "choose another --metric"
-        )
+    metric_of(msgspec.structs.replace(problem.config, metric=metric), federation)
+    positive_of(problem.config, federation)
     for run in runs:
         trains = isinstance(run.method, Baseline) and run.method.trains
         if run.method is None or trains:

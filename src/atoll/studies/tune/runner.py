@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from atoll.core.errors import AtollError, ConfigError, DataError, ServerDiverged, StepError
 from atoll.experiment.baseline import without_test
 from atoll.experiment.config import RunConfig, config_text
-from atoll.experiment.history import History, weight_of
-from atoll.experiment.metrics import mean_over_clients
+from atoll.experiment.history import History, Selection, metric_of
 from atoll.experiment.observers import Observer
 from atoll.experiment.problem import Data, Division, FederationCache, Problem
 from atoll.experiment.result import Result
@@ -249,7 +246,7 @@ class Blinded(FederationCache):
 
     def __call__(self, problem: Problem, seed: int) -> Division:
         made = super().__call__(problem, seed)
-        self.metric = made.federation.metric
+        self.metric = metric_of(problem.config, made.federation)
         return made
 
 
@@ -296,11 +293,9 @@ class TrialObserver(Observer):
     def _report(self, history: History) -> None:
         scored = self.plan.config.evaluate or "deployed"
         self.metric = self.blinded.metric
-        values = history.array(scored, self.metric, "val")
-        if np.isnan(values).all():  # as `Result` does where no client has the data set's own
-            self.metric = "accuracy"
-            values = history.array(scored, self.metric, "val")
-        means = mean_over_clients(values, weight_of(history, "val", self.plan.weights))
+        rule = Selection(scored, self.metric, self.plan.weights, "best-val")
+        self.metric = rule.picked_by(history)  # accuracy where no client has the wanted one
+        means = rule.mean(history, self.metric, "val")
         self.extend(means[len(self.curve) : history.rounds])
 
     def extend(self, scores: Iterable[float]) -> None:
