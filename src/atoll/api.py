@@ -1,7 +1,7 @@
 """The Python face: the verbs of the command line, and the view of a result.
 
-A result is a value below views and predictions, so `Result.plot` and `Result.predict` are attached
-here, in the top layer.
+A result is a value below views and predictions, so `Result.plot`, `Result.predict` and
+`Result.model` are attached here, in the top layer.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
+from atoll.core.method import Method
 from atoll.data.archive import is_federation_file, load_federation, save_federation
 from atoll.data.divide import federate
 from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.experiment.config import owner_column
 from atoll.experiment.folder import read_result
+from atoll.experiment.predict import Trained
 from atoll.experiment.predict import predict as predict_new
 from atoll.experiment.predictions import Predictions
 from atoll.experiment.problem import Data
@@ -26,6 +28,7 @@ from atoll.experiment.run import resume, run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.nn import Module
 
 __all__ = ["Result", "load", "partition", "read_result", "resume", "run", "save"]
 
@@ -57,13 +60,42 @@ def predict(result: Result, data: str | Path | Data, **options: Any) -> Predicti
         >>> result.predict("lagoon").probabilities.shape
         (3000, 6)
     """
+    return predict_new(_folder_of(result), data, **options)
+
+
+def model(
+    result: Result, client: str = "", *, seed: int | None = None, method: Method | None = None
+) -> Module:
+    """The model of the selected round as a torch module of stock PyG layers, on the CPU.
+
+    Args:
+        result: It was saved (`out=`), because its folder has the model.
+        client: Whose model, for a method with one for each client.
+        seed: Of the run; by default its first.
+        method: The method object of a run that was started with one.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, out="module-run")
+        >>> graph = atoll.partition(atoll.load("lagoon")).graphs[0]
+        >>> net = result.model()
+        >>> net(graph.x.to_dense(), graph.edges).shape == (graph.num_nodes, 6)
+        True
+    """
+    from atoll.experiment.export import module  # PyG's layers take long to import
+
+    return module(Trained.of(_folder_of(result), seed, "cpu", method), client)
+
+
+def _folder_of(result: Result) -> Path:
     if result.out is None:
         raise ConfigError("this result was not saved, so it has no model; run with out=FOLDER")
-    return predict_new(result.out, data, **options)
+    return Path(result.out)
 
 
 Result.plot = plot
 Result.predict = predict
+Result.model = model
 
 
 def load(

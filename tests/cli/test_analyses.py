@@ -236,11 +236,14 @@ def test_inspect_takes_own_data(cli) -> None:
 def test_the_edges_that_a_method_trusts(cli) -> None:
     data = ("--data", "lagoon:nodes=150", "--clients", 2, "--rounds", 1, "--set", "hidden=8")
     cli("run", "fedath", *data, "--out", "ours", "--quiet")
-    text = cli("explain", "ours").stdout
+    text = cli("explain", "ours", "--edges").stdout
     assert "one folder per client, summary.json and edges.png in ours/explain" in text
     assert (Path("ours/explain/client-1/edges.csv")).exists()
     cli("run", "fedavg", *data, "--out", "other", "--quiet")
-    assert cli("explain", "other", code=2).stderr.startswith("error: ")
+    assert "does not weigh edges" in cli("explain", "other", "--edges", code=2).stderr
+    assert "Node 3 of client" in cli("explain", "other", "--node", 3).stdout
+    for words in ((), ("--edges", "--node", 3)):
+        assert "give either --node ID" in cli("explain", "other", *words, code=2).stderr
 
 
 def test_similarities_beside_those_of_the_data(cli) -> None:

@@ -11,6 +11,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 import tomli_w
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -162,3 +163,25 @@ def test_other_wishes_are_refused(tables, tmp_path):
     atoll.run("fedavg", rings(60, 3, 0), out=tmp_path / "graphs", **graphs)
     with pytest.raises(AtollError, match="fedavg has a model for each client"):
         export(tmp_path / "graphs", tmp_path / "model")
+
+
+@pytest.mark.parametrize(("method", "client"), [("fedavg", ""), ("fedper", "1")])
+def test_a_result_gives_its_model_as_a_module(tables, tmp_path, method, client):
+    options = {"clients": 2, "partition": "random", "rounds": 2}
+    result = atoll.run(method, str(tables["plain"]), out=tmp_path / "run", **options)
+    net = result.model(client)
+    source = atoll.load(str(tables["plain"])).undirected_simple()
+    with torch.no_grad():
+        logits = net(torch.from_numpy(source.x), torch.from_numpy(source.edges))
+    expected = result.predict(str(tables["plain"]), client=client or None).logits
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=0, atol=1e-6)
+    assert not net.training
+    assert {leaf.device.type for leaf in net.parameters()} == {"cpu"}
+    kinds = {type(one).__module__.split(".")[0] for one in net.layers}
+    assert kinds == {"torch_geometric"}
+
+
+def test_a_result_that_was_not_saved_has_no_model():
+    result = atoll.run("fedavg", "lagoon:nodes=200", clients=2, rounds=1)
+    with pytest.raises(AtollError, match="was not saved, so it has no model"):
+        result.model()

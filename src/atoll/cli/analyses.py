@@ -12,6 +12,7 @@ import click
 from atoll.cli import options
 from atoll.cli.common import config_of, make_console, print_next, print_notes, print_written
 from atoll.cli.options import PATH, command, option
+from atoll.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,16 +141,43 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
 
 
 @command(
-    "Show which edges a method trusts (fedath).",
-    click.Argument(["folder"], metavar="RESULT_DIR", type=PATH),
+    "Show why a model predicts a node's class.",
+    click.Argument(["folder"], metavar="RUN", type=PATH),
+    option("--node ID", "The node; features and neighbours that decided are shown."),
+    option("--data NEW", "Where the node is, if not in the training data.", PATH),
+    option("--joined", "NEW holds new nodes of the training graph."),
+    option("--client NAME", "Whose node and model, where several clients have such a node."),
+    option("--top N", "Features and neighbours to show.", click.IntRange(min=1), default=10),
+    option("--edges", "Instead: the edges that a method trusts, at each client (fedath)."),
     options.SEED_OF_RUN,
-    option("--out DIR", "Where to write.  [default: RESULT_DIR/explain]", PATH),
+    option("--out DIR", "Where to write the edges.  [default: RUN/explain]", PATH),
     click.Option(
         ["--form"], type=click.Choice(["csv", "parquet"]), default="csv", show_default=True
     ),
+    example="atoll explain my-run --node C17",
 )
-def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None:
-    """Show which edges a method trusts (fedath): weights per client, plots, distances."""
+def explain(
+    folder: Path,
+    node: str | None,
+    edges: bool,
+    seed: int | None,
+    out: Path | None,
+    form: str,
+    **given: Any,
+) -> None:
+    """Show which features and neighbours decided the class of a node.
+
+    PyG's GNNExplainer works for every method that `atoll export` can write.
+    """
+    if edges == (node is not None):
+        hint = "--edges for the edges that fedath trusts"
+        raise ConfigError(f"give either --node ID to explain a prediction, or {hint}")
+    console = make_console()
+    if node is not None:
+        from atoll.analyses.explain_node import explain_node, node_tables
+
+        _print(console, node_tables(explain_node(folder, node, seed=seed, **given)), framed="left")
+        return
     from atoll.analyses.explain import explain as explain_run
     from atoll.analyses.explain import explanation_files, explanation_table
     from atoll.present.files import write_all
@@ -157,7 +185,6 @@ def explain(folder: Path, seed: int | None, out: Path | None, form: str) -> None
     found = explain_run(folder, seed)
     to = out or folder / "explain"
     write_all(to, explanation_files(found, form))
-    console = make_console()
     _print(console, [explanation_table(found)], framed="left")
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
 

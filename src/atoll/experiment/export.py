@@ -46,15 +46,9 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists and is not empty; choose another --out")
     trained = Trained.of(Path(folder), seed, "cpu", None)
-    method = trained.method
-    params = method.plain_params(*trained.model.of_client(trained.place(client)))
-    if params is None:
-        more = "computes more than its network does, which PyG has no layer for"
-        raise ConfigError(f"{trained.config.method} {more}; use atoll predict")
-    layers, weights = pyg_layers(method.net, params)
+    layers, weights = network(trained, client)
     about = {
-        "layers": layers,
-        "activation": "elu" if isinstance(method.net, GAT) else "relu",
+        **layers,
         "classes": trained.classes,
         "alert": trained.alert(None),  # the number of the class, and its threshold
         "encoder": None if trained.encoder is None else trained.encoder.plain(),
@@ -70,6 +64,27 @@ def export(
     for name, data in files.items():
         write_atomically(out / name, data)
     return [out / name for name in files]
+
+
+def network(trained: Trained, client: str) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The layers of the global model, or of a client's, and their weights by the names of PyG."""
+    method = trained.method
+    params = method.plain_params(*trained.model.of_client(trained.place(client)))
+    if params is None:
+        more = "computes more than its network does, which PyG has no layer for"
+        raise ConfigError(f"{trained.config.method} {more}; use atoll predict")
+    layers, weights = pyg_layers(method.net, params)
+    activation = "elu" if isinstance(method.net, GAT) else "relu"
+    return {"layers": layers, "activation": activation}, weights
+
+
+def module(trained: Trained, client: str = "") -> exported.Network:
+    """The same as a module on the CPU that computes logits: `net(x, edges, weight)`."""
+    about, weights = network(trained, client)
+    with torch.random.fork_rng(devices=[]):  # layers draw weights, which are replaced
+        net = exported.Network(about)
+    net.load_state_dict(weights)
+    return net.cpu().eval()
 
 
 def pyg_layers(net: Net, params: Tree) -> tuple[list[Layer], dict[str, Tensor]]:

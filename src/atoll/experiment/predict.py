@@ -291,18 +291,12 @@ def _predicted(
     *,
     joined: bool,
 ) -> Predictions:
-    found, start, notes = _load(trained, data, client, joined=joined)
+    found, start, notes = load_data(trained, data, client, joined=joined)
     if not isinstance(found, Source):
         if joined or block:
             raise ConfigError("joined and block are for one graph; leave them out")
         return _predict_clients(trained, found, client)
-    trained.check_width(found.num_features, found.name)
-    if found.classes > trained.method.net.classes:
-        has = f"'{found.name}' has {found.classes} classes, more than training saw"
-        raise DataError(f"{has} ({trained.method.net.classes}); leave the others out")
-    owner = _owners(trained, found, start, client)
-    for name in trained.preparations:
-        found = PREPARATIONS[name](found)
+    found, owner = prepare(trained, found, start, client)
     logits = _in_pieces(trained, found, owner, start, block)
     numbers = np.arange(start, found.num_nodes)
     ids = found.columns["id"][start:] if "id" in found.columns else numbers - start
@@ -310,7 +304,21 @@ def _predicted(
     return Predictions(ids, owner[start:], logits, trained.classes, notes)
 
 
-def _load(
+def prepare(
+    trained: Trained, source: Source, start: int, client: str | None
+) -> tuple[Source, np.ndarray]:
+    """A graph as training would see it, and the client of each node."""
+    trained.check_width(source.num_features, source.name)
+    if source.classes > trained.method.net.classes:
+        has = f"'{source.name}' has {source.classes} classes, more than training saw"
+        raise DataError(f"{has} ({trained.method.net.classes}); leave the others out")
+    owner = _owners(trained, source, start, client)
+    for name in trained.preparations:
+        source = PREPARATIONS[name](source)
+    return source, owner
+
+
+def load_data(
     trained: Trained, data: str | Path | Data, client: str | None, *, joined: bool
 ) -> tuple[Data, int, tuple[str, ...]]:
     """The new data, the number of old nodes before the new ones, and the loader's notes."""

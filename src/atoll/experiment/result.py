@@ -33,6 +33,7 @@ from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, sp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.nn import Module
 
     from atoll.experiment.predictions import Predictions
 
@@ -105,6 +106,8 @@ class Result:
     """Draws the result (`atoll.api.plot`, which attaches itself here)."""
     predict: ClassVar[Callable[..., Predictions]]
     """Predicts new nodes with the saved model (`atoll.api.predict`)."""
+    model: ClassVar[Callable[..., Module]]
+    """The saved model as a torch module (`atoll.api.model`)."""
 
     def __repr__(self) -> str:
         found = self.metrics().get("test_accuracy", {"mean": float("nan"), "std": None})
