@@ -122,6 +122,9 @@ def test_no_process_inherits_the_passphrase(monkeypatch, tmp_path):
     found = environment("mark")
     assert "secret" not in found.values()
     assert found["ATOLL_OTHER"] == "kept"
+    assert found["MALLOC_ARENA_MAX"] == "2"
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "5")  # the owner's choice
+    assert environment("mark")["MALLOC_ARENA_MAX"] == "5"
     given = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *a, **o: given.append(o["env"]) or run(["true"]))

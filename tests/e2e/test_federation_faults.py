@@ -26,7 +26,6 @@ REASONS = {
     "text": "it is not an Atoll packet",
     "undecodable": "its answer cannot be read",
     "fatal": "asks to end the job",
-    "crash": "its process is gone",
 }
 
 
@@ -52,8 +51,7 @@ def test_a_site_that_sends_bad_data_is_left_out(kind, trial):
     assert len(said) == 1, found["said"]
     assert REASONS[kind] in said[0]
     left = [e for e in trial.events() if e["event"] == "left out"]
-    how = "lost" if kind == "crash" else "bad"
-    assert [(e["site"], e["round"], e["kind"]) for e in left] == [("site-3", 1, how)]
+    assert [(e["site"], e["round"], e["kind"]) for e in left] == [("site-3", 1, "bad")]
     assert "new job" not in found["said"]
     # The others' numbers are those of a run in which it took no part from then on.
     expected = without(trial.federation, "fedavg", ROUNDS, {1: [2], 2: [2]}, {"hidden": 8})

@@ -8,7 +8,6 @@ import zipfile
 from types import SimpleNamespace
 
 import pytest
-from nvflare.apis.event_type import EventType
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
@@ -331,16 +330,6 @@ def test_a_site_cannot_claim_the_errors_that_end_a_job(processors):
     error.set_header(StreamHeaderKey.ERROR_TYPE, "BlobSizeError")
     assert Received("server").passes(error, WORKER, "bank-a")
     assert error.get_header(StreamHeaderKey.ERROR_TYPE) is None
-    filters = []
-    core = SimpleNamespace(add_incoming_request_filter=lambda **given: filters.append(given))
-    cell = SimpleNamespace(core_cell=core)
-    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_cell=lambda: cell))
-    ServerGate().handle_event(EventType.SYSTEM_BOOTSTRAP, context)
-    (given,) = filters
-    report = CellMessage({}, {"job_id": NUMBER, "code": 101, "reason": "a lie"})
-    assert given.pop("cb")(report) is None
-    assert given == {"channel": "task", "topic": "report_job_failure"}
-    assert report.payload == {"job_id": NUMBER, "reason": "a lie"}
 
 
 def test_a_site_cannot_end_the_streams_to_another(processors):

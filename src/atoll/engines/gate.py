@@ -17,10 +17,8 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
-from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import (
     CellChannel,
@@ -42,7 +40,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     StreamHeaderKey,
 )
 from nvflare.private.admin_defs import Message, error_reply
-from nvflare.private.defs import JobFailureMsgKey, RequestHeader, TrainingTopic
+from nvflare.private.defs import RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
@@ -82,7 +80,6 @@ UNUSED = (
 """What FLARE lets a job choose for its process at a site, and Atoll's job never does."""
 
 ANY = "*"
-FAILED = CellChannelTopic.REPORT_JOB_FAILURE
 COMMON = {
     (STREAM_CHANNEL, STREAM_ACK_TOPIC),
     (STREAM_CHANNEL, STREAM_ERROR_TOPIC),
@@ -104,7 +101,7 @@ FROM_SITE = {
     *JOIN,
     (CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT),
     (CellChannel.SERVER_MAIN, CellChannelTopic.Quit),
-    (CellChannel.SERVER_MAIN, FAILED),
+    (CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE),
     (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK),
     (CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE),
     (CellChannel.AUX_COMMUNICATION, ReservedTopic.JOB_HEART_BEAT),
@@ -205,12 +202,6 @@ class ServerGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
         _guard(passes_server)
         check_receipts()
 
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_BOOTSTRAP:
-            core = fl_ctx.get_engine().get_cell().core_cell
-            failed = {"channel": CellChannel.SERVER_MAIN, "topic": FAILED}
-            core.add_incoming_request_filter(**failed, cb=forget_code)
-
 
 def close_site() -> None:
     """Have this process of a site answer the requests of a run, and only to the server."""
@@ -292,9 +283,3 @@ def check_receipts() -> None:
             handle(self, message)
 
     TxTask.handle_ack = handle_ack
-
-
-def forget_code(message: CellMessage) -> None:
-    """Take the code out of a site's report that its job failed: FLARE would end the whole job."""
-    if isinstance(message.payload, dict):
-        message.payload.pop(JobFailureMsgKey.CODE, None)

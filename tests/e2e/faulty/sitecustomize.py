@@ -54,16 +54,7 @@ def fatal():
     SiteExecutor.execute = lambda *_: make_reply(ReturnCode.UNSAFE_JOB)
 
 
-def crash():
-    """End the process with a code for which FLARE ends the whole job."""
-    import os
-
-    from nvflare.fuel.common.exit_codes import ProcessExitCode
-
-    os._exit(ProcessExitCode.EXCEPTION)
-
-
-ACTIONS = {"undecodable": undecodable, "fatal": fatal, "crash": crash}
+ACTIONS = {"undecodable": undecodable, "fatal": fatal}
 
 
 def install():
