@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message as CellMessage
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.sec.audit import Auditor
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -23,6 +25,8 @@ from atoll.deploy.kits import CLASSES
 from atoll.engines.fleet import INTERVAL
 from atoll.engines.gate import (
     CONFIG,
+    KEPT_JOBS,
+    MOST_JOBS,
     SIGNED,
     TOPICS,
     ServerGate,
@@ -40,6 +44,7 @@ def processors(monkeypatch):
     monkeypatch.setattr(ClientRequestProcessors, "request_processors", known)
     monkeypatch.setattr(CoreCell, "process_message", CoreCell.process_message)
     monkeypatch.setattr(TxTask, "handle_ack", TxTask.handle_ack)
+    monkeypatch.setattr(Auditor, "add_event", Auditor.add_event)
     return known
 
 
@@ -69,7 +74,13 @@ def archive(files=(), **more):
     return content.getvalue()
 
 
-def ask(processors, topic, body, meta=META, job=NUMBER):
+def engine(kit="/nowhere", *running):
+    """The part of FLARE that a request reaches at a site."""
+    args = SimpleNamespace(workspace=str(kit))
+    return SimpleNamespace(args=args, get_all_job_ids=lambda: list(running))
+
+
+def ask(processors, topic, body, meta=META, job=NUMBER, there=None, **heads):
     """The answer of a site's gate; None where FLARE gets the request."""
     SiteGate()
     (gate,) = [one for one in processors if one.get_topics() == [topic]]
@@ -77,7 +88,9 @@ def ask(processors, topic, body, meta=META, job=NUMBER):
     request = Message(topic, body)
     request.set_header(RequestHeader.JOB_ID, job)
     request.set_header(RequestHeader.JOB_META, meta)
-    return gate.process(request, None)
+    for name, value in heads.items():
+        request.set_header(name, value)
+    return gate.process(request, there or engine())
 
 
 def changed(place, value):
@@ -153,6 +166,42 @@ def test_a_job_chooses_nothing_about_its_process(topic, lie, processors):
     assert ask(processors, topic, archive()) is None
     assert "described" in json.dumps(ask(processors, topic, archive(), meta).body)
     assert "described" in json.dumps(ask(processors, topic, archive(), job=None).body)
+
+
+def test_jobs_of_a_server_fill_no_disk_and_no_memory(processors, tmp_path):
+    names = [f"{number:08x}{NUMBER[8:]}" for number in range(KEPT_JOBS + 5)]
+    for age, name in enumerate(["atoll", "startup", *names]):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (age, age))
+    kit = engine(tmp_path, names[0])
+    assert ask(processors, TrainingTopic.DEPLOY, archive(), there=kit) is None
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"atoll", "startup", names[0], *names[6:]}  # the first one runs
+    long = ask(processors, TrainingTopic.DEPLOY, archive(), there=kit, app_name="x" * 10_000)
+    assert "too long" in json.dumps(long.body)  # FLARE writes it into a file
+    full = engine(tmp_path, *names[:MOST_JOBS])
+    assert "at a time" in json.dumps(ask(processors, TrainingTopic.START_JOB, "", there=full).body)
+    assert ask(processors, TrainingTopic.START_JOB, "", there=kit) is None
+
+
+def test_requests_of_a_server_are_in_no_log_without_a_limit(processors, tmp_path):
+    SiteGate()
+    log = Auditor(str(tmp_path / "audit.log"))
+    assert log.add_event(user="x" * 10_000, action=TrainingTopic.CHECK_STATUS) == ""
+    assert (tmp_path / "audit.log").read_text() == ""
+    log.close()
+
+
+@pytest.mark.parametrize("gate", [ServerGate, SiteGate])
+def test_no_party_calls_an_address_of_another_ones_choice(gate, processors):
+    """There is no TLS on such a connection: its other end could pose as any party."""
+    gate()
+    own, other = ("server", "bank-a") if gate is ServerGate else ("bank-a", "server")
+    offer = message("task", "heart_beat", other, own, kind="reply")
+    offer.set_header(MessageHeaderKey.FROM_CELL, "elsewhere")
+    offer.set_header(MessageHeaderKey.CONN_URL, "tcp://10.0.0.1:22")
+    assert Received(own).passes(offer, other, other)
+    assert offer.get_header(MessageHeaderKey.CONN_URL) is None
 
 
 JOB = f"server.{NUMBER}"

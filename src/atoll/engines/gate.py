@@ -13,8 +13,10 @@ import io
 import json
 import logging
 import re
+import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
@@ -39,6 +41,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ERROR_TOPIC,
     StreamHeaderKey,
 )
+from nvflare.fuel.sec.audit import Auditor
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
@@ -68,6 +71,9 @@ SIGNED = {
 """What an administrator's FLARE adds to each folder of a job: a signature and a certificate."""
 FILES = {CONFIG, "config/", *SIGNED}
 LONGEST_FILE, LONGEST_META = 1 << 16, 1 << 20
+LONGEST_APP = 200  # characters of the name that FLARE writes into a job's folder
+MOST_JOBS = 8  # processes at a site; an honest server has 4 jobs at a time
+KEPT_JOBS = 100  # folders of old jobs in a kit, which hold logs
 ROLES = ("project_admin", "lead")
 UNUSED = (
     "resource_spec",
@@ -172,7 +178,7 @@ class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
     def get_topics(self) -> list[str]:
         return list(self.inner.get_topics())
 
-    def process(self, req: Message, app_ctx: object) -> Message:
+    def process(self, req: Message, app_ctx: Any) -> Message:
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not (isinstance(job, str) and JOB.fullmatch(job)):
             return error_reply("a job's number is a UUID")
@@ -181,7 +187,21 @@ class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
             return error_reply("a job is described as Atoll describes it")
         if req.topic == TrainingTopic.DEPLOY and not is_own_job(req.body):
             return error_reply("a job is Atoll's own configuration and no code")
+        if req.topic == TrainingTopic.DEPLOY:
+            if len(str(req.get_header(RequestHeader.APP_NAME))) > LONGEST_APP:
+                return error_reply("the name of an app is too long")
+            forget_jobs(Path(app_ctx.args.workspace), app_ctx.get_all_job_ids())
+        if req.topic == TrainingTopic.START_JOB and len(app_ctx.get_all_job_ids()) >= MOST_JOBS:
+            return error_reply(f"a site has at most {MOST_JOBS} jobs at a time")
         return self.inner.process(req, app_ctx)
+
+
+def forget_jobs(kit: Path, running: Collection[str]) -> None:
+    """Delete the oldest folders of jobs that are over: FLARE keeps one for each job."""
+    found = [path for path in kit.glob("*") if JOB.fullmatch(path.name)]
+    over = [path for path in found if path.name not in running]
+    for path in sorted(over, key=lambda path: path.stat().st_mtime)[: 1 - KEPT_JOBS]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class SiteGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
@@ -191,6 +211,8 @@ class SiteGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
         super().__init__()
         known = ClientRequestProcessors.request_processors
         known[:] = [Checked(one) for one in known if TOPICS.issuperset(one.get_topics())]
+        # FLARE's log of requests has no limit, and quotes whatever the server sends.
+        Auditor.add_event = lambda *_given, **_more: ""
         close_site()
 
 
@@ -216,6 +238,8 @@ def _guard(passes: Callable[[CoreCell, Endpoint, object, CellMessage], bool]) ->
         self: CoreCell, endpoint: Endpoint, connection: Any, app_id: int, message: CellMessage
     ) -> None:
         name = connection.get_conn_properties().get(DriverParams.PEER_CN.value)
+        # FLARE would call this address without TLS, and believe any name that answers there.
+        message.remove_header(MessageHeaderKey.CONN_URL)
         if passes(self, endpoint, name, message):
             process(self, endpoint, connection, app_id, message)
         else:
