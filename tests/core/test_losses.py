@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch.func import grad
 from torch.nn import functional
 
+from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, make_graph
-from atoll.core.losses import class_means, cross_entropy, masked_mean, sq_distance
+from atoll.core.losses import class_means, cross_entropy, masked_mean, sq_distance, with_loss
 
 
 def labelled(train: list[int]) -> Graph:
@@ -87,3 +90,56 @@ def test_a_small_loss_beside_large_logits_is_not_rounded_away():
         cross_entropy(logits, graph).backward()
         slopes.append(logits.grad.double())
     assert torch.allclose(*slopes, rtol=1e-2, atol=0)
+
+
+def test_class_weights_equal_torch_also_where_they_are_small():
+    out, graph = logits(), labelled([1, 0, 1, 1])
+    for weights in ("1,10,3", "0.001,0.01,0.02"):
+        weighted = with_loss(graph, 3, weights, None)
+        each = torch.tensor([float(word) for word in weights.split(",")])
+        known = graph.train > 0
+        expected = functional.cross_entropy(out[known], graph.y[known], weight=each)
+        torch.testing.assert_close(cross_entropy(out, weighted), expected)
+
+
+def test_balanced_weights_are_scikit_learns_of_the_clients_own_training_labels():
+    graph = labelled([1, 0, 1, 1])
+    graph = replace(graph, y=torch.tensor([0, 2, 1, 0]))
+    found = with_loss(graph, 3, "balanced", None).class_weights
+    assert found is not None
+    known = graph.y[graph.train > 0].numpy()
+    theirs = compute_class_weight("balanced", classes=np.array([0, 1]), y=known)
+    np.testing.assert_allclose(found[:2].numpy() * 3 / 2, theirs)  # of three classes two occur
+    alone = with_loss(labelled([0, 0, 0, 0]), 3, "balanced", None)
+    assert float(cross_entropy(logits(), alone)) == 0
+
+
+def test_focal_loss_by_hand_with_a_finite_gradient():
+    out, graph = logits().double(), labelled([1, 0, 1, 1])
+    p = out.softmax(1)[torch.arange(4), graph.y]
+    by_hand = ((1 - p) ** 1.5 * -p.log())[graph.train > 0].mean()
+    focal = with_loss(graph, 3, None, "focal:1.5")
+    torch.testing.assert_close(cross_entropy(out, focal), by_hand)
+    sure = 100 * functional.one_hot(graph.y, 3).double()
+    for text in ("focal", "focal:0.5"):
+        other = with_loss(graph, 3, "balanced", text)
+        assert grad(lambda rows, g=other: cross_entropy(rows, g))(sure).isfinite().all()
+    assert with_loss(graph, 3, None, "cross_entropy").focal == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "loss", "words"),
+    [
+        ("even", None, "class_weights cannot be 'even'; give balanced, or a number for each class"),
+        ("1,-1,1", None, "class_weights cannot be '1,-1,1'"),
+        ("0,0,0", None, "class_weights cannot be '0,0,0'"),
+        ("1,2", None, "class_weights has 2 numbers, but there are 3 classes"),
+        (None, "focal:x", "loss cannot be 'focal:x'; give cross_entropy, focal or focal:GAMMA"),
+        (None, "focal:0", "loss cannot be 'focal:0'"),
+        (None, "hinge", "loss cannot be 'hinge'"),
+    ],
+)
+def test_an_impossible_loss_is_one_sentence(weights, loss, words):
+    with pytest.raises(ConfigError) as refused:
+        with_loss(labelled([1, 1, 1, 1]), 3, weights, loss)
+    assert words in str(refused.value)

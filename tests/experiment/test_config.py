@@ -334,6 +334,8 @@ VALUES = {
     "evaluate": st.none() | NAME,
     "metric": st.none() | NAME,
     "positive": st.none() | NAME,
+    "class_weights": st.none() | NAME,
+    "loss": st.none() | NAME,
     "allow": st.lists(NAME, max_size=2).map(tuple),
     "batch_size": st.none() | st.integers(0, 99),
     "data_root": st.none() | NAME,

@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,14 +16,17 @@ import torch
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
+from atoll.core.tree import leaves
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.base import ENGINES
 from atoll.experiment.config import make_config, read_config
 from atoll.experiment.folder import check_folder
 from atoll.experiment.history import History
+from atoll.experiment.observers import Observer
 from atoll.experiment.run import RunPlan, Stopped
-from atoll.methods import FedAvg
+from atoll.methods import METHODS, FedAvg
 from atoll.nn import GCN, GraphGIN
+from atoll.testing import double_precision, small_federation
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 3}
 
@@ -479,3 +483,45 @@ def test_test_selection_is_a_switch_and_says_so(tmp_path: Path) -> None:
 def test_other_pools_run(pool: str) -> None:
     result = atoll.run("local", rings(100, 3, 0), clients=2, set={"pool": pool}, **GRAPHS)
     assert result.hyperparameters["net"]["pool"] == pool
+
+
+SMALL_METHODS = {
+    "adafgl": {"federated_rounds": 1},
+    "fedsage+": {"generator_epochs": 1},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_class_weights_and_focal_loss_reach_every_method(name):
+    data = "lagoon:nodes=60,classes=2,label_skew=0"
+    options = {"data": data, "clients": 2, "rounds": 2, "epochs": 1, "seed": 3}
+    options |= {"set": {"hidden": 8, **SMALL_METHODS.get(name, {})}}
+    losses = [
+        atoll.run(name, **options, **more).metrics()["test_loss"]["mean"]
+        for more in ({}, {"class_weights": "1,50", "loss": "focal:3"})
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_engines_agree_with_class_weights_and_focal_loss():
+    with double_precision():
+        federation = small_federation().with_loss("balanced", "focal:1.5")
+        net = atoll.nn.GCN(federation.features, federation.classes, hidden=5)
+        trees = []
+        for engine in ("serial", "fused"):
+            done = atoll.Experiment(FedAvg(net), federation, rounds=2, engine=engine).run()
+            trees.append(leaves(done.server))
+        for one, two in zip(*trees, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_balanced_weights_say_where_their_counts_come_from():
+    class Notes(Observer):
+        heard: ClassVar[list[str]] = []
+
+        def begin(self, config, engine, why, notes):
+            self.heard.extend(notes)
+
+    atoll.run("fedavg", observer=Notes(), class_weights="balanced", **SMALL)
+    said = "class weights are balanced by each client's own training labels; nothing more leaves"
+    assert any(note.startswith(said) for note in Notes.heard)

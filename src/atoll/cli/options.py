@@ -133,6 +133,14 @@ METRIC = option(
     "Selects the round, and is what studies optimise and test: accuracy, macro_f1, auc, "
     "average_precision, recall@1%, ... (docs/metrics.md).  [default: the data's own]",
 )
+LOSS = (
+    option(
+        "--class-weights W",
+        "How much classes count in the loss: balanced (by each client's own training labels), or "
+        "a number for each class, as in 1,10.  [default: all alike]",
+    ),
+    option("--loss NAME", "cross_entropy, focal or focal:GAMMA.  [default: cross_entropy]"),
+)
 POSITIVE = option(
     "--positive CLASS",
     "Of two classes the one to be found, for such metrics.  [default: the second]",
@@ -145,7 +153,8 @@ COMPAT = repeatable(
     "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
 )
 TRAINING = (
-    *(ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, METRIC, POSITIVE, COMPAT),
+    *(ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, METRIC, POSITIVE, *LOSS),
+    COMPAT,
     *MACHINE,
 )
 OUT = option("--out DIR", "Folder for the result.  [default: a new one in atoll-runs]", PATH)

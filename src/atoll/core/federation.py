@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, overload
 
 from atoll.core.batching import WHOLE, Batching
 from atoll.core.errors import DataError, check_name
 from atoll.core.graph import Graph, View, with_views
+from atoll.core.losses import with_loss
 from atoll.core.task import Task
 
 
@@ -113,6 +115,13 @@ class Federation:
     def class_names(self) -> tuple[str, ...]:
         """The classes' names, or their numbers."""
         return known_names(self.about, "class") or tuple(map(str, range(self.classes)))
+
+    def with_loss(self, weights: str | None, loss: str | None) -> Federation:
+        """The federation whose clients train with class weights or another loss (`core.losses`)."""
+        if weights is None and loss is None:
+            return self
+        change = partial(with_loss, classes=self.classes, weights=weights, loss=loss)
+        return replace(self, graphs=each(change, self.graphs))
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
         """The federation with every client's views filled in."""

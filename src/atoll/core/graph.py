@@ -92,6 +92,10 @@ class Graph:
     # that only other clients have. None where all clients have all.
     has_features: Tensor | None = None
     has_classes: Tensor | None = None
+    # The loss: how much each class counts at this client, (C,), None if all count alike; and the
+    # exponent of a focal loss, 0 for plain cross entropy.
+    class_weights: Tensor | None = None
+    focal: float = static(default=0.0)
     batching: Batching = static(default=WHOLE)  # how `fit` sees it; an engine attaches it
     held_out: Graph | None = None  # only validation and test graphs: scoring predicts no others
     training: Graph | None = None  # only the training graphs, for cheap mini-batches

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from atoll.core.errors import ConfigError
 from atoll.core.tree import Tree, leaves
 
 if TYPE_CHECKING:
@@ -25,10 +27,73 @@ def unit(z: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
-    """Mean cross entropy over the training nodes."""
+    """Mean cross entropy over the training nodes, with the graph's class weights and focal loss."""
     below, log_total = below_top(logits)
-    picked = below.gather(-1, graph.y.unsqueeze(-1)).squeeze(-1)
-    return masked_mean(log_total - picked, graph.train)
+    losses = log_total - below.gather(-1, graph.y.unsqueeze(-1)).squeeze(-1)
+    if graph.focal:  # a node that is predicted well counts little
+        # Not from 0 on, where the slope of a root is infinite.
+        losses = (1 - (-losses).exp()).clamp(min=1e-6) ** graph.focal * losses
+    if graph.class_weights is None:
+        return masked_mean(losses, graph.train)
+    weights = graph.train * graph.class_weights.gather(0, graph.y)
+    total = weights.sum()
+    return (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+FOCAL = 2.0  # the usual exponent of a focal loss
+BALANCED = "balanced"
+
+
+def parse_loss(text: str) -> float:
+    """The exponent of a loss by its text: cross_entropy, focal or focal:GAMMA."""
+    name, colon, gamma = text.partition(":")
+    try:
+        if name == "focal" and 0 < (exponent := float(gamma) if colon else FOCAL) <= 100:
+            return exponent
+    except ValueError:
+        pass
+    if text == "cross_entropy":
+        return 0.0
+    give = "give cross_entropy, focal or focal:GAMMA with a number up to 100"
+    raise ConfigError(f"loss cannot be '{text}'; {give}")
+
+
+def parse_class_weights(text: str) -> tuple[float, ...] | None:
+    """The weights of all classes by their text; None for `balanced`."""
+    if text == BALANCED:
+        return None
+    try:
+        weights = tuple(map(float, text.split(",")))
+        if min(weights) >= 0 and 0 < max(weights) < float("inf"):
+            return weights
+    except ValueError:
+        pass
+    give = "give balanced, or a number for each class, as in 1,10"
+    raise ConfigError(f"class_weights cannot be '{text}'; {give}")
+
+
+def class_weights_of(text: str, classes: int) -> tuple[float, ...] | None:
+    """The same for so many classes; one sentence for any other number of weights."""
+    given = parse_class_weights(text)
+    if given is not None and len(given) != classes:
+        has = f"has {len(given)} numbers, but there are {classes} classes"
+        raise ConfigError(f"class_weights {has}; give one for each class")
+    return given
+
+
+def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None) -> Graph:
+    """The graph with the loss of these texts; None leaves the usual one."""
+    focal = 0.0 if loss is None else parse_loss(loss)
+    if weights is None:
+        return replace(graph, focal=focal)
+    if (given := class_weights_of(weights, classes)) is None:
+        # By this client's own training labels; a class without any counts nothing in the loss.
+        numbers = torch.arange(classes, device=graph.y.device)
+        counts = ((graph.y.unsqueeze(-1) == numbers) * graph.train.unsqueeze(-1)).sum(0)
+        each = counts.sum() / (classes * counts.clamp(min=1))
+    else:
+        each = graph.train.new_tensor(given)
+    return replace(graph, class_weights=each.to(graph.train.dtype), focal=focal)
 
 
 def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ from atoll.core.errors import (
 )
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over, write_atomically
+from atoll.core.losses import class_weights_of
 from atoll.core.method import Method
 from atoll.core.task import task_named
 from atoll.deploy.activity import ServerRun
@@ -139,6 +140,8 @@ class Settled:
         config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
         method = build_method(config, roster.features, roster.classes, roster.task.name)
         check_memory(method.net)
+        if config.class_weights is not None:
+            class_weights_of(config.class_weights, roster.classes)
         return Settled(roster, config, rules, method)
 
     def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:

@@ -25,6 +25,7 @@ from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
+from atoll.core.losses import with_loss
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import (
@@ -236,7 +237,8 @@ class Job:
         self.model = None if config.dp is None else _first_model(method, site.data)
         batching = batching_of(config.batch_size or 0)
         views = dict(method.views)
-        (self.graph,) = prepared([site.data.graph], views, site.device, batching=batching)
+        graph = with_loss(site.data.graph, site.data.classes, config.class_weights, config.loss)
+        (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event=SENT, run=run)

@@ -97,6 +97,8 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         roots=padded("roots", max(len(graph.at_roots(graph.y)) for graph in graphs), nodes - 1),
         has_features=padded("has_features", 0),
         has_classes=padded("has_classes", 0),
+        class_weights=padded("class_weights", 0),
+        focal=graphs[0].focal,
         task_name=graphs[0].task_name,
         later=stack_graphs(later) if later else None,
     )

@@ -19,6 +19,7 @@ import tomli_w
 from msgspec.structs import replace
 
 from atoll.core.errors import ConfigError, check_name
+from atoll.core.losses import parse_class_weights, parse_loss
 from atoll.core.space import Value
 from atoll.core.task import TASKS, task_named
 from atoll.data.archive import Header, is_federation_file, read_header
@@ -60,6 +61,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     compat: tuple[str, ...] = ()
     evaluate: str | None = None
     metric: str | None = None  # selects the round; None: the data's own
+    class_weights: str | None = None  # in the loss: "balanced", or a number for each class
+    loss: str | None = None  # "cross_entropy", "focal" or "focal:GAMMA"
     positive: str | None = None  # the class that metrics of two classes look for
     allow: tuple[str, ...] = ()
     batch_size: int | None = None
@@ -296,7 +299,11 @@ def _check_names(config: RunConfig, task: str) -> None:
 
 
 def _check_metric(config: RunConfig, rules: Protocol) -> None:
-    """The metric that selects the round, as far as the data do not matter."""
+    """The loss, and the metric that selects the round, as far as the data do not matter."""
+    if config.loss is not None:
+        parse_loss(config.loss)
+    if config.class_weights is not None:
+        parse_class_weights(config.class_weights)
     if (name := config.metric) is None:
         return
     found = find_metric(name)

@@ -14,6 +14,7 @@ from atoll.core.batching import batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
+from atoll.core.losses import BALANCED
 from atoll.core.method import Method
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method, check_memory
@@ -202,7 +203,7 @@ class RunPlan:
         for number in self.config.all_seeds:
             made = (self.divide or Problem.divide)(self.problem, number)
             self.config = config = made.config
-            federation = made.federation
+            federation = made.federation.with_loss(config.class_weights, config.loss)
             sizes = federation.features, federation.classes, federation.task.name
             method = self.given_method
             if method is None:
@@ -242,6 +243,9 @@ class RunPlan:
             self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
         notes = [*notes, *nearly_single_class(federation), *([short] if short else [])]
+        if self.config.class_weights == BALANCED:
+            counted = "class weights are balanced by each client's own training labels"
+            notes.append(f"{counted}; nothing more leaves a client for it")
         self.observers.begin(self.config, self.engine, self.why, notes)
 
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:

@@ -226,11 +226,12 @@ class Oracle(Baseline[list[Tensor]]):
         _refuse_graphs("oracle", federation)
         task = federation.task.name
         config, rules = resolve(as_local(problem.given), task)
+        loss = config.class_weights, config.loss
         method = build_method(config, federation.features, federation.classes, task)
         whole = pooled_graph(problem, federation, seed)
         run = Experiment(
             method,
-            replace(federation, graphs=(whole,), numbers=()),
+            replace(federation, graphs=(whole,), numbers=()).with_loss(*loss),
             rounds=config.rounds or rules.rounds,
             seed=seed,
             engine=choose_engine(config.engine)[0],
