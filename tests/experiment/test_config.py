@@ -351,6 +351,7 @@ VALUES = {
         randomness=st.sampled_from(["site", "seed"]),
     ),
     "from_run": st.none() | NAME.map(lambda name: str(Path("/runs", name))),
+    "held_out_client": st.none() | NAME,
     "objects": st.just(()),
 }
 CONFIGS = st.builds(RunConfig, **VALUES)
@@ -386,7 +387,7 @@ def test_a_printed_run_gives_the_same_configuration(config):
 @given(config=CONFIGS, trial_seeds=st.integers(1, 9))
 @settings(max_examples=30, deadline=None)
 def test_a_printed_tuning_gives_the_same_request(config, trial_seeds, tmp_path_factory):
-    config = msgspec.structs.replace(config, seeds=trial_seeds, from_run=None)
+    config = msgspec.structs.replace(config, seeds=trial_seeds, from_run=None, held_out_client=None)
     budget = {"trials": 3, "seeds": 0, "search": {"lr": "1,2"}}
     asked = TuningRequest(methods=(config.method,), config=config, **budget)
     words = shlex.split(tune_command(asked, tmp_path_factory.getbasetemp()))

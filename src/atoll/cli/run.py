@@ -14,6 +14,7 @@ from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
 from atoll.experiment.status import StatusReader
 
+NEWCOMER = "A client, by name or number, that never trains: what it gets on its first day."
 CONFIG = "A TOML file of options, for example the config.toml of a saved run."
 
 
@@ -26,6 +27,7 @@ CONFIG = "A TOML file of options, for example the config.toml of a saved run."
     options.OUT,
     options.resume("Continue the stopped run in DIR; with --rounds R also beyond its end."),
     option("--from --from-run RUN", "Start from a finished run's model.", PATH, name="from_run"),
+    option("--held-out-client NAME", NEWCOMER),
     options.LOG,
     click.Option(["--save-every"], type=float, default=10.0, hidden=True),
     options.AS_JSON,

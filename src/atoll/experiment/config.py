@@ -71,6 +71,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     own: dict[str, Value] = {}
     dp: PrivacyConfig | None = None
     from_run: str | None = None  # the folder of a run whose model is the start
+    held_out_client: str | None = None  # the name or number of a client that never trains
     objects: tuple[str, ...] = ()  # "method", "data", "engine": objects, which no file can hold
 
     @property

@@ -40,6 +40,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config
 from atoll.experiment.history import History, empty_history
 from atoll.experiment.model import SelectedModel, read_model, write_model
+from atoll.experiment.newcomer import FirstDay
 from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult, read_history, read_table
@@ -204,6 +205,7 @@ class RunFolder:
                 out=self.path,
                 metric=about.get("metric", "accuracy"),
                 privacy=about.get("privacy"),
+                first_day=FirstDay(**about["first_day"]) if "first_day" in about else None,
                 hyperparameters=about["hyperparameters"],
                 **{name: about[name] for name in same},
             )

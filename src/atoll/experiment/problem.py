@@ -24,6 +24,7 @@ from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text, data_header, resolve, with_own_partition
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.model import read_encoder
+from atoll.experiment.newcomer import set_apart
 from atoll.experiment.protocols import Protocol
 
 NEARLY = 0.75  # mean share of a client's most frequent class from which on a score says little
@@ -52,6 +53,7 @@ class Division:
     federation: Federation
     notes: list[str]  # of the loader
     config: RunConfig  # with every choice named; the data may decide how they are divided
+    newcomer: Federation | None = None  # a client that never trains
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ class Problem:
 
     def divide(self, seed: int) -> Division:
         """The clients of one seed, with notes and the completed configuration."""
+        made, name = self._divide(seed), self.config.held_out_client
+        if name is None:
+            return made
+        others, newcomer = set_apart(made.federation, name)
+        return replace(made, federation=others, newcomer=newcomer)
+
+    def _divide(self, seed: int) -> Division:
         config, data = self.config, self.data
         if isinstance(data, Federation):
             made = {key: data.about.get(key, "given") for key in ("partition", "split")}

@@ -10,7 +10,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -30,6 +30,7 @@ from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History, Selection
 from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, spread
+from atoll.experiment.newcomer import FirstDay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,6 +76,7 @@ class Result:
         metric: The user's, or what this data set is scored by; it picks the round.
         hyperparameters: Every value of method, net and optimizer, defaults included.
         privacy: What was spent (`experiment.privacy`); None without differential privacy.
+        first_day: What a client that never trained gets; None if all clients trained.
 
     Examples:
         >>> import atoll
@@ -102,6 +104,7 @@ class Result:
     metric: str = "accuracy"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
+    first_day: FirstDay | None = None
     plot: ClassVar[Callable[..., Figure]]
     """Draws the result (`atoll.api.plot`, which attaches itself here)."""
     predict: ClassVar[Callable[..., Predictions]]
@@ -237,6 +240,7 @@ class Result:
             "bytes": self.bytes(),
             "out": None if self.out is None else str(self.out),
             **({} if self.privacy is None else {"privacy": dict(self.privacy)}),
+            **({} if self.first_day is None else {"first_day": asdict(self.first_day)}),
         }
 
     def save(self, out: str | Path, *, tables: bool = True) -> None:

@@ -30,6 +30,7 @@ from atoll.experiment.history import (
     selection_of,
 )
 from atoll.experiment.loggers import open_logs
+from atoll.experiment.newcomer import check_newcomer, first_day, seed_scores
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import Data, Divide, Problem, name_configuration, nearly_single_class
@@ -72,7 +73,7 @@ def run(
         log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size, task,
-            data_root, schema, own, dp, from_run.
+            data_root, schema, own, dp, from_run, held_out_client.
 
     Examples:
         >>> import atoll
@@ -176,6 +177,8 @@ class RunPlan:
         self.observers = Observers(self.observer, self.out, open_logs(self.log, self.out))
         self.method: Method | None = None
         self.federation: Federation | None = None
+        self.newcomers: dict[int, Federation] = {}
+        self.first_days: list[dict[str, float]] = []  # a new client's scores, by seed
         self.fingerprint = ""
 
     @tuned_process()
@@ -209,6 +212,9 @@ class RunPlan:
             if method is None:
                 method = build_method(config, *sizes)
                 check_memory(method.net)
+            if made.newcomer is not None:
+                check_newcomer(method, select_rule(config, self.rules))
+                self.newcomers[number] = made.newcomer
             if self.method is None:
                 self._begin(federation, method, made.notes)
             self.method = method
@@ -230,7 +236,7 @@ class RunPlan:
                 start=None if start is None else (partial(trained_models, start, number), start),
                 metric=bins_metric(config, federation),
                 positive=positive_of(config, federation),
-                keep=keep if self.folder else None,
+                keep=keep if self.folder or made.newcomer else None,
             )
             self.setup += time.perf_counter() - self.began
             yield experiment
@@ -261,6 +267,8 @@ class RunPlan:
         if self.folder is not None:
             assert self.method is not None
             self.folder.write_seed(run, self.config, self.method)
+        if seed in self.newcomers:
+            self.first_days.append(seed_scores(run, self.newcomers[seed]))
         return SeedResult(seed, run.history)
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
@@ -268,6 +276,7 @@ class RunPlan:
         assert self.method is not None
         assert self.federation is not None
         config, ledgers = self.config, [seed.ledger for seed in seeds]
+        newcomer = next(iter(self.newcomers.values()), None)
         result = Result(
             config=config,
             seeds=tuple(seeds),
@@ -282,6 +291,7 @@ class RunPlan:
             metric=metric_of(config, self.federation),
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(seeds[0].history.nodes)),
+            first_day=None if newcomer is None else first_day(newcomer, self.first_days),
         )
         if self.out is not None:
             result.save(self.out)

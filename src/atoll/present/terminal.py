@@ -161,6 +161,9 @@ def result_table(results: list[Result]) -> Group:
             stayed = not found["simulated"] and found["scores"] == "kept"
             lines = [found["says"], *([kept] if stayed else [])]
             notes += [Text(f"{name}: {line}") for line in lines]
+    for one in results:
+        if one.first_day is not None:
+            notes.append(Text(one.first_day.sentence(one.metric)))
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
     by_client = [rich_table(table) for table in map(client_table, results) if table is not None]
     parts: list[RenderableType] = [heading, Text(), rich_table(_result_rows(results)), Text()]

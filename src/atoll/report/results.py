@@ -72,7 +72,9 @@ def overview(found: Collection) -> str:
         counts.append(span if len(numbers) > 1 else counted(numbers[0], name))
     parts = (count.partition(" ") for count in counts)
     tiles = "".join(f"<li><b>{number}</b> {word}</li>" for number, _, word in parts)
-    lines = "".join(f"<p>{line}</p>" for line in _findings(found))
+    first_days = [(one, one.run.result.first_day) for one in found.shown]
+    said = [escape(day.sentence(one.metric)) for one, day in first_days if day is not None]
+    lines = "".join(f"<p>{line}</p>" for line in [*_findings(found), *said])
     return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{_settings(found)}'
 
 
