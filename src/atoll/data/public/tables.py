@@ -123,13 +123,13 @@ def _published_edges(path: Path, nodes: int) -> np.ndarray:
 
 def similar(rows: np.ndarray, near: float) -> np.ndarray:
     """NIFTY's edges: 1 / (1 + distance) is above `near` times that of a row's nearest other row."""
-    from scipy.spatial import cKDTree
+    from sklearn.neighbors import KDTree  # SciPy's crashed on this table on one machine
 
-    tree = cKDTree(rows)
+    tree = KDTree(rows)
     best = tree.query(rows, k=2)[0][:, 1]
-    found = tree.query_ball_point(rows, (1 + best) / near - 1 + 1e-9)
+    found = tree.query_radius(rows, (1 + best) / near - 1 + 1e-9)
     begins = np.repeat(np.arange(len(rows)), [len(some) for some in found])
-    ends = np.concatenate([np.asarray(some, dtype=np.int64) for some in found])
+    ends = np.concatenate(found)
     distance = np.sqrt(((rows[begins] - rows[ends]) ** 2).sum(axis=1))
     close = 1 / (1 + distance) > near / (1 + best[begins])
     return both_directions(np.stack([begins, ends])[:, close], len(rows))[0]
