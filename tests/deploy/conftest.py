@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from atoll.deploy.site_data import read_site_data, write_clients
 from atoll.engines.fleet import LOST, Failure, Packet, failure_in
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.result import Result
+from atoll.testing import small_federation
 
 ALL = Policy(disclose="declared")
 Tamper = Callable[[str, Packet, Packet], Packet | None]
@@ -48,6 +50,13 @@ class LocalFleet:
 
     def back(self, site):
         return site in self.returned
+
+
+def two_classes() -> Federation:
+    """The small federation with two classes."""
+    many = small_federation()
+    graphs = tuple(replace(graph, y=graph.y.clamp(max=1)) for graph in many.graphs)
+    return replace(many, graphs=graphs, classes=2)
 
 
 class Room:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tomllib
 from unittest.mock import Mock
 
 import msgspec
@@ -13,11 +14,12 @@ import torch
 
 import atoll
 from atoll.core.errors import AtollError, DataError
+from atoll.core.method import declared_step
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
 from atoll.deploy.coordinator import Diverged, Order, TooFew, outcome
 from atoll.deploy.noise import SECRET
-from atoll.deploy.policy import Policy
+from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
 from atoll.engines.clients import Participants, Simulation
@@ -25,10 +27,15 @@ from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import LOST, Aborted, Failure, Packet, SitesFailed
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config
+from atoll.experiment.folder import RunFolder
+from atoll.experiment.metrics import Evaluator
 from atoll.experiment.privacy import epsilon, release
 from atoll.experiment.result import Result
+from atoll.experiment.threshold import Threshold
 from atoll.methods import METHODS
+from atoll.present.terminal import alert_line
 from atoll.testing import small_federation, small_graph_federation
+from tests.deploy.conftest import two_classes
 from tests.deploy.private_site import (
     DP,
     NOISE,
@@ -484,6 +491,47 @@ def test_scores_and_sizes_stay_at_the_sites(make_room):
     tree = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
     assert tree["privacy"]["server"] == saved["epsilon_server"]
     assert '"epsilon_server"' in (room.folder / "server" / "audit.jsonl").read_text()
+
+
+def test_in_a_private_run_each_site_chooses_and_keeps_its_own_threshold(make_room):
+    room, heard = make_room(two_classes()), []
+
+    def listen(site, question, answer):
+        if question.head.get("step") == "score":
+            heard.append(answer.body)
+        return answer
+
+    order = room.order("fedavg", **OPTIONS, dp=DP, threshold="max_f1", positive="0")
+    result = room.run(order, room.fleet(listen))
+    assert len(set(heard)) == 1
+    assert not decode(heard[0]).bins.any()
+    chosen = {}
+    for name in room.names:
+        text = (room.folder / name / "runs" / "run-0" / "threshold.toml").read_text()
+        chosen[name] = Threshold(**tomllib.loads(text))
+    assert {one.positive for one in chosen.values()} == {0}
+    assert len({one.value for one in chosen.values()}) > 1
+    about = RunFolder(room.folder / "server").model().about
+    assert Threshold.of(about) is None
+    assert about["round"] == 1  # the last
+    assert alert_line(result) == [
+        "the scores stayed at the sites, so the model is the last round's, and each site chose its "
+        "own threshold (max_f1), which stays there"
+    ]
+
+
+def test_counts_by_bin_leave_a_site_only_if_its_owner_allows_it(make_room):
+    federation = two_classes()
+    options = {**OPTIONS, "metric": "average_precision", "threshold": "max_f1"}
+    room = make_room(federation)
+    result = room.run(room.order("fedavg", **options))
+    simulated = atoll.run("fedavg", federation, engine="serial", **options).metrics()
+    for name in ("test_average_precision", "threshold"):
+        assert result.metrics()[name]["mean"] == pytest.approx(simulated[name]["mean"])
+    assert Threshold.of(RunFolder(room.folder / "server").model().about) is not None
+    site = Site(read_site_data(room.files[0]), Policy(), room.folder / "strict")
+    with pytest.raises(Refusal, match=r'its owner can allow it with disclose = \["score.bins"\]'):
+        site.policy.check_reply(declared_step(Evaluator(None), "score"), {"confusion", "bins"})
 
 
 def test_a_second_job_of_a_run_is_refused(make_room, monkeypatch):

@@ -36,8 +36,9 @@ from atoll.experiment.card import data_facts
 from atoll.experiment.config import config_text, make_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import read_model
+from atoll.experiment.threshold import Threshold
 from atoll.testing import small_federation
-from tests.deploy.conftest import ALL, LocalFleet
+from tests.deploy.conftest import ALL, LocalFleet, two_classes
 
 SMALL = {"hidden": 5}
 
@@ -99,6 +100,19 @@ class Trial:
 def trial(made, tmp_path) -> Trial:
     shutil.copytree(made["ours"], tmp_path / "kits")
     return Trial(tmp_path / "kits")
+
+
+def test_a_site_adds_its_own_threshold_to_the_model(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.deploy.test_delivery.small_federation", two_classes)
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    trial = Trial(tmp_path / "kits")
+    assert trial.run(dp="clip=1,noise=1", threshold="max_f1") == {}
+    chosen = [Threshold.of(read_model(trial.model(name) / "seed-0").about) for name in trial.sites]
+    assert None not in chosen
+    assert len({one.value for one in chosen}) > 1
+    assert (
+        "chose it on validation nodes" in (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    )
 
 
 def resigned(packet: Packet, kit: Path, name: str = "server", body: bytes | None = None, **changes):

@@ -334,6 +334,7 @@ VALUES = {
     "evaluate": st.none() | NAME,
     "metric": st.none() | NAME,
     "positive": st.none() | NAME,
+    "threshold": st.none() | NAME,
     "class_weights": st.none() | NAME,
     "loss": st.none() | NAME,
     "allow": st.lists(NAME, max_size=2).map(tuple),

@@ -22,7 +22,10 @@ from atoll.experiment.config import make_config, resolve
 from atoll.experiment.folder import open_run
 from atoll.experiment.history import BEST_CACHED, History, Improvements, Selection, empty_history
 from atoll.experiment.metrics import METRICS, POOLED, score
+from atoll.experiment.predict import predict
 from atoll.experiment.run import Stopped
+from atoll.experiment.threshold import Threshold
+from atoll.present.terminal import alert_line
 from atoll.testing import small_federation
 from tests.experiment.conftest import StopAt
 
@@ -184,12 +187,49 @@ def test_the_confusion_matrix_has_every_test_node_once() -> None:
         ({"metric": "f1", "positive": "fraud"}, "unknown class 'fraud'"),
         ({"positive": "1", "data": "lagoon:nodes=150"}, "--positive is for two classes, but"),
         ({"metric": "f1", "evaluate": "local", "fraction": 0.5}, "choose --evaluate deployed"),
+        ({"threshold": "f1"}, "threshold cannot be 'f1'; give one of max_f1"),
+        ({"threshold": "max_f1", "data": "lagoon:nodes=150"}, "a threshold is for two classes"),
+        ({"threshold": "max_f1", "evaluate": "local"}, "leave out one of the two"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_one_sentence(options: Any, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         atoll.run("fedavg", **{**TWO, **options})
     assert words in str(refused.value)
+
+
+def test_a_run_chooses_its_threshold_on_validation_nodes(tmp_path: Path) -> None:
+    clients = atoll.partition(atoll.load(TWO["data"], clients=2))
+    options = {"rounds": 3, "epochs": 1, "threshold": "max_f1", "positive": "0"}
+    result = atoll.run("fedavg", clients, seeds=2, out=tmp_path / "run", **options)
+    found = result.metrics()
+    val = np.concatenate([graph.val.numpy() > 0 for graph in clients.graphs])
+    positive = np.concatenate([graph.y.numpy() == 0 for graph in clients.graphs])
+    for place in range(2):
+        threshold = Threshold.of(open_run(tmp_path / "run").model(place).about)
+        assert threshold is not None
+        assert (threshold.rule, threshold.positive) == ("max_f1", 0)
+        assert found["threshold"]["per_seed"][place] == threshold.value
+        # The same from the probabilities of the saved model.
+        alerts = predict(tmp_path / "run", clients, seed=place).alerts
+        assert alerts is not None
+        hits = (alerts & positive & val).sum()
+        assert threshold.recall == pytest.approx(hits / (positive & val).sum(), abs=0.03)
+        assert threshold.precision == pytest.approx(hits / (alerts & val).sum(), abs=0.03)
+    assert {"threshold_precision", "threshold_recall", "threshold_alerts"} <= set(found)
+    assert atoll.read_result(tmp_path / "run").metrics()["threshold"] == found["threshold"]
+    (said,) = alert_line(result)
+    assert said.startswith("alert from a probability of ")
+    assert "(max_f1 on validation nodes): test precision" in said
+
+
+def test_a_rule_that_no_threshold_satisfies_is_said() -> None:
+    result = atoll.run("fedavg", threshold="recall@precision=1", **TWO)
+    for rounds in result.seeds[0].history.pooled["deployed_bins"]:
+        rounds[:] = 1  # as many positives as negatives everywhere
+    assert "threshold" not in result.metrics()
+    said = "no threshold reaches recall@precision=1 on the validation nodes, so the model has none"
+    assert alert_line(result) == [said]
 
 
 def test_a_pooled_metric_needs_one_round_for_all_clients() -> None:

@@ -24,6 +24,7 @@ def test_one_run_alone_shows_its_own_lines(study, tmp_path):
 def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
     data = "lagoon:nodes=120,classes=2,label_skew=0"
     how = {"clients": 2, "rounds": 2, "seeds": 2, "epochs": 1, "metric": "average_precision"}
+    how["threshold"] = "max_f1"
     found = atoll.compare(["local", "fedavg"], data, out=tmp_path / "study", **how)
     best = max(found.tables[0].rows, key=lambda row: row.mean)
     shown = collect([tmp_path / "study"])
@@ -39,3 +40,4 @@ def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
     assert "average precision)</dt>" in text  # the tests
     assert "pooled over clients, at the round" in text
     assert "average precision in percent" in found.latex()
+    assert "fedavg: alert from a probability of " in text

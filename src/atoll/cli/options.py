@@ -145,6 +145,11 @@ POSITIVE = option(
     "--positive CLASS",
     "Of two classes the one to be found, for such metrics.  [default: the second]",
 )
+THRESHOLD = option(
+    "--threshold RULE",
+    "From which probability on a node is an alert, chosen on validation nodes: max_f1, "
+    "recall@precision=P, precision@recall=R or cost:FN,FP.  [default: none]",
+)
 LOG = repeatable(
     "--log TOOL", "Send every round's numbers to tensorboard or mlflow as well; repeatable."
 )
@@ -153,7 +158,8 @@ COMPAT = repeatable(
     "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
 )
 TRAINING = (
-    *(ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, METRIC, POSITIVE, *LOSS),
+    *(ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, METRIC, POSITIVE),
+    *(THRESHOLD, *LOSS),
     COMPAT,
     *MACHINE,
 )

@@ -160,6 +160,7 @@ class Settled:
             federation={"sites": list(roster.names), roster.task.plural: list(roster.nodes)},
             out=folder,
             metric=metric_of(config, cast(Federation, roster)),
+            positive=positive_of(config, cast(Federation, roster)),
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(roster), federated=True),
         )
@@ -289,7 +290,9 @@ def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -
     every = [sites[name] for name in order.sites]
     counts, nodes = tuple(site.counts for site in every), tuple(site.nodes for site in every)
     shape = (every[0].features, every[0].classes, task_named(every[0].task))
-    return remote.Roster(order.sites, *shape, counts, nodes, config.data, every[0].metric)
+    known = [word[len("class ") :] for word in every[0].words if word.startswith("class ")]
+    about = {"class_names": known} if known else {}
+    return remote.Roster(order.sites, *shape, counts, nodes, config.data, every[0].metric, about)
 
 
 def _no_history(roster: remote.Roster) -> History:

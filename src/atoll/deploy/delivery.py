@@ -17,6 +17,7 @@ import base64
 import hashlib
 import json
 import re
+import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,7 @@ from atoll.experiment.card import CARD, OWN, data_facts, write_card
 from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import encode_private, read_model, reads_states, write_encoder
+from atoll.experiment.threshold import THRESHOLD
 
 MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
@@ -248,7 +250,7 @@ def _keep(
                 _add_own_part(site, manifest, seed, new / f"seed-{seed}")
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
-            _add_card(site, manifest.site, new / f"seed-{seed}", notes)
+            _add_card(site, manifest, seed, new / f"seed-{seed}", notes)
     size = sum(map(len, files.values()))
     site.audit.note("delivered", run=head.run, bytes=size, manifest=_digest(head), **notes)
 
@@ -300,13 +302,16 @@ def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> No
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
-def _add_card(site: Site, name: str, folder: Path, notes: Json) -> None:
+def _add_card(site: Site, manifest: Manifest, seed: int, folder: Path, notes: Json) -> None:
     """Add the facts that only this site has, and the model's card."""
-    data = site.data
+    data, name, run = site.data, manifest.site, manifest.run
     classes = [word[len("class ") :] for word in data.words if word.startswith("class ")]
     own: Json = {"site": True, "client_names": [name], **notes}
     own |= {"fingerprints": [data_facts(data.graph, name)]}
     own |= {"class_names": classes} if classes else {}
+    chosen = site.folder / "runs" / f"{run}-{seed}" / THRESHOLD
+    if chosen.exists():  # this site's own: its scores stayed here
+        own["threshold"] = tomllib.loads(chosen.read_text(encoding="utf-8"))
     write_atomically(folder / OWN, tomli_w.dumps(own).encode())
     if data.encoder is not None and not (folder / "encoder.json").exists():
         write_encoder(folder, data.encoder)

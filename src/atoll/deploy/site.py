@@ -61,8 +61,10 @@ from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, make_config
-from atoll.experiment.metrics import Evaluator, from_confusion
+from atoll.experiment.history import positive_of
+from atoll.experiment.metrics import Evaluator, from_confusion, toward
 from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
+from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
 STATE = "atoll private state"
@@ -240,6 +242,8 @@ class Job:
         graph = with_loss(site.data.graph, site.data.classes, config.class_weights, config.loss)
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
+        self.rule = None if config.threshold is None else parse_rule(config.threshold)
+        self.positive = positive_of(config, site.data)
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event=SENT, run=run)
         self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
@@ -278,8 +282,9 @@ class Job:
             if self.privacy is None:
                 raise
             raise StepFailed from error
-        policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
+        if not kept:  # else the reply is the same for every site
+            policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         if self._diverged(step, reply, state, noise):
             if noise is None and not kept:
                 hint = "lower the learning rate or check the features"
@@ -374,6 +379,10 @@ class Job:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
             for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
                 table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
+        bins = toward(scores, self.positive).bins
+        if which == "deployed" and self.rule is not None and bins is not None:
+            counts = bins[ROLES.index("val")].numpy()
+            write_chosen(self.states.folder / THRESHOLD, self.rule, counts, self.positive)
         nothing: Scores = tree_map(torch.zeros_like, scores)
         return replace(nothing, auc=torch.full_like(scores.auc, -1.0))
 

@@ -33,6 +33,12 @@ class SiteData:
     # How the columns of own tables became features (`data.own.encoder`), as plain values.
     encoder: Mapping[str, object] | None = None
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' names, or their numbers."""
+        known = tuple(w[len("class ") :] for w in self.words if w.startswith("class "))
+        return known or tuple(map(str, range(self.classes)))
+
     def summary(self, *, sizes: bool = True) -> dict[str, object]:
         """The server's knowledge before the first step; zeros replace sizes that stay here."""
         graph = self.graph

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, WireError
+from atoll.core.federation import known_names
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step, declared_steps
 from atoll.core.random import make_key
@@ -117,6 +118,11 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' names, or their numbers."""
+        return known_names(self.about, "class") or tuple(map(str, range(self.classes)))
 
     def declared(self) -> dict[str, Declared]:
         """The sizes that each site declared."""

@@ -181,6 +181,7 @@ def run_baseline(
         federation=federation.about,
         out=out,
         metric=metric_of(full, federation),
+        positive=positive_of(full, federation),
         hyperparameters=asdict(baseline) if is_dataclass(baseline) else {},
     )
     if out is not None:

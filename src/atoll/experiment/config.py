@@ -35,6 +35,7 @@ from atoll.experiment.history import SCORED
 from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
+from atoll.experiment.threshold import parse_rule
 from atoll.methods import method_class
 
 
@@ -63,6 +64,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     metric: str | None = None  # selects the round; None: the data's own
     class_weights: str | None = None  # in the loss: "balanced", or a number for each class
     loss: str | None = None  # "cross_entropy", "focal" or "focal:GAMMA"
+    threshold: str | None = None  # the rule that chooses one (`experiment.threshold.RULES`)
     positive: str | None = None  # the class that metrics of two classes look for
     allow: tuple[str, ...] = ()
     batch_size: int | None = None
@@ -305,17 +307,25 @@ def _check_metric(config: RunConfig, rules: Protocol) -> None:
         parse_loss(config.loss)
     if config.class_weights is not None:
         parse_class_weights(config.class_weights)
-    if (name := config.metric) is None:
+    of_all = "a threshold is chosen for all clients"
+    if config.threshold is not None:
+        parse_rule(config.threshold)
+        if config.evaluate == "local":
+            why = "is for the deployed model, but --evaluate local scores another"
+            raise ConfigError(f"a threshold {why}; leave out one of the two")
+    if (name := config.metric) is not None:
+        found = find_metric(name)
+        if not found.higher:
+            raise ConfigError(f"{name} is better when lower; choose one of: {', '.join(COMPARED)}")
+        if found.pooled:
+            of_all = f"metric {name} is one number of all clients"
+        elif config.threshold is None:
+            return
+    elif config.threshold is None:
         return
-    found = find_metric(name)
-    if not found.higher:
-        raise ConfigError(f"{name} is better when lower; choose one of: {', '.join(COMPARED)}")
-    if not found.pooled:
-        return
-    of_all = f"metric {name} is one number of all clients"
     if rules.select == "best-val-per-client":
         why = f"protocol {rules.name} picks a round for each client"
-        raise ConfigError(f"{of_all}, but {why}; choose another --metric or --protocol")
+        raise ConfigError(f"{of_all}, but {why}; choose another metric or --protocol")
     if config.evaluate == "local" and config.fraction < 1:
         why = "not all clients have a local model in a round"
         raise ConfigError(f"{of_all}, but with --fraction {why}; choose --evaluate deployed")

@@ -38,7 +38,7 @@ from atoll.data.measure.heterogeneity import describe
 from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config
-from atoll.experiment.history import History, empty_history
+from atoll.experiment.history import History, empty_history, threshold_of
 from atoll.experiment.model import SelectedModel, read_model, write_model
 from atoll.experiment.newcomer import FirstDay
 from atoll.experiment.problem import Data, Problem
@@ -105,7 +105,8 @@ class RunFolder:
         self.write_clients(seed, run.history, wanted.method.diagnostics(run.server))
         if run.keeper is not None and (model := run.keeper.selected(run.history)) is not None:
             model = model.only_read(wanted.method, federation)
-            write_model(self.model_folder(seed), model, config, method, federation)
+            found = threshold_of(config, run.keeper.rule, run.history, wanted.positive)
+            write_model(self.model_folder(seed), model, config, method, federation, found)
 
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
@@ -206,6 +207,7 @@ class RunFolder:
                 metric=about.get("metric", "accuracy"),
                 privacy=about.get("privacy"),
                 first_day=FirstDay(**about["first_day"]) if "first_day" in about else None,
+                positive=about.get("positive", 1),
                 hyperparameters=about["hyperparameters"],
                 **{name: about[name] for name in same},
             )

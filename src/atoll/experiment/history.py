@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from typing import Protocol as Structural
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
 from atoll.experiment.metrics import METRICS, best_round, find_metric, mean_over_clients, of_bins
+from atoll.experiment.threshold import Threshold, choose, parse_rule
 
 if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
@@ -166,6 +168,17 @@ class Selection:
         return rounds.pop() if len(rounds) == 1 else None
 
 
+class Classes(Structural):
+    """Data with classes: a federation, its roster at the server, or the data of one site."""
+
+    @property
+    def classes(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+
 class Improvements:
     """Finds the clients for which a round is the best so far: `Selection.rounds`, step by step."""
 
@@ -238,14 +251,14 @@ def metric_of(config: RunConfig, federation: Federation) -> str:
     return metric
 
 
-def positive_of(config: RunConfig, federation: Federation) -> int:
+def positive_of(config: RunConfig, federation: Classes) -> int:
     """The number of the positive class: the user's, or the second."""
     if config.positive is None:
         return 1
     if federation.classes != 2:
         has = f"but '{federation.name}' has {federation.classes}"
         raise ConfigError(f"--positive is for two classes, {has}; leave it out")
-    names = tuple(getattr(federation, "class_names", ("0", "1")))
+    names = federation.class_names
     check_name("class", config.positive, names)
     return names.index(config.positive)
 
@@ -253,4 +266,19 @@ def positive_of(config: RunConfig, federation: Federation) -> int:
 def bins_metric(config: RunConfig, federation: Federation) -> str | None:
     """The metric of a run whose clients count their scores in bins; None if they do not."""
     metric = metric_of(config, federation)
-    return metric if federation.classes == 2 and config.metric is not None else None
+    if config.threshold is not None and federation.classes != 2:
+        has = f"but '{federation.name}' has {federation.classes}"
+        raise ConfigError(f"a threshold is for two classes, {has}; leave out --threshold")
+    wanted = config.metric is not None or config.threshold is not None
+    return metric if federation.classes == 2 and wanted else None
+
+
+def threshold_of(
+    config: RunConfig, rule: Selection, history: History, positive: int
+) -> Threshold | None:
+    """The threshold that the run's rule chooses on validation nodes after the picked round."""
+    picked = rule.one_round(history)
+    if config.threshold is None or picked is None:
+        return None
+    counts = history.counts_of(rule.scored, "bins", "val", slice(picked, picked + 1))
+    return None if counts is None else choose(parse_rule(config.threshold), counts[0], positive)

@@ -31,6 +31,7 @@ NEARLY = 0.75  # mean share of a client's most frequent class from which on a sc
 TRAINING = (
     *("method", "rounds", "epochs", "fraction", "seeds", "seed", "engine", "device", "chunk"),
     *("set", "compat", "evaluate", "objects", "metric", "positive", "class_weights", "loss"),
+    "threshold",
 )
 """What no federation depends on; every other option, also a future one, distinguishes two."""
 SHARE = 4  # federations are kept in at most the free memory divided by this

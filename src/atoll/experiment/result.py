@@ -28,9 +28,10 @@ from atoll.engines.ledger import Ledger
 from atoll.experiment.card import write_cards
 from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.hardware import environment
-from atoll.experiment.history import SCORED, History, Selection
+from atoll.experiment.history import SCORED, History, Selection, threshold_of
 from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, spread
 from atoll.experiment.newcomer import FirstDay
+from atoll.experiment.threshold import of_alerts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,6 +78,7 @@ class Result:
         hyperparameters: Every value of method, net and optimizer, defaults included.
         privacy: What was spent (`experiment.privacy`); None without differential privacy.
         first_day: What a client that never trained gets; None if all clients trained.
+        positive: The number of the positive class, of two.
 
     Examples:
         >>> import atoll
@@ -105,6 +107,7 @@ class Result:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
     first_day: FirstDay | None = None
+    positive: int = 1
     plot: ClassVar[Callable[..., Figure]]
     """Draws the result (`atoll.api.plot`, which attaches itself here)."""
     predict: ClassVar[Callable[..., Predictions]]
@@ -172,6 +175,14 @@ class Result:
             name = self.deployed if scored == "deployed" else "local"
             others[f"{name}_test_accuracy"] = replace(rule, scored=scored)
         out |= {name: other.value(history, "accuracy", "test") for name, other in others.items()}
+        if (threshold := threshold_of(self.config, rule, history, self.positive)) is not None:
+            picked = rule.one_round(history) or 0
+            now = slice(picked, picked + 1)
+            test = history.counts_of(rule.scored, "bins", "test", now)
+            assert test is not None
+            names = [f"threshold_{name}" for name in ("precision", "recall", "alerts")]
+            out["threshold"] = threshold.value
+            out |= dict(zip(names, of_alerts(test[0], threshold.value), strict=True))
         if self.config.metric is not None:
             local = replace(rule, scored="local").value(history, self.metric, "test")
             out[f"local_test_{self.metric}"] = local
@@ -248,6 +259,7 @@ class Result:
         out = Path(out)
         names = ("hyperparameters", "metric", "weights", "select", "environment", "federation")
         whole = self.summary() | {"out": str(out)} | {name: getattr(self, name) for name in names}
+        whole |= {"positive": self.positive} if self.config.positive is not None else {}
         whole["ledger"] = {str(s.seed): s.ledger.by_step() for s in self.seeds}
         files = {CONFIG: config_text(self.config).encode()}
         if tables:

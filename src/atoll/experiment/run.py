@@ -289,6 +289,7 @@ class RunPlan:
             federation=self.federation.about,
             out=self.out,
             metric=metric_of(config, self.federation),
+            positive=positive_of(config, self.federation),
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(seeds[0].history.nodes)),
             first_day=None if newcomer is None else first_day(newcomer, self.first_days),

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+import tomli_w
 
 from atoll.core.errors import ConfigError
+from atoll.core.files import write_atomically
 from atoll.core.score_bins import lower_edges
 
 RULES = {
@@ -21,6 +24,8 @@ RULES = {
     "cost:FN,FP": "the lowest cost, where a missed positive costs FN and a false alert FP",
 }
 """The form of each rule, and the goal that it reaches for."""
+THRESHOLD = "threshold.toml"
+"""The file of a site's own threshold, in the folder of a run whose scores stay there."""
 _AT = re.compile(r"(recall|precision)@(precision|recall)=(.+)")
 
 
@@ -72,6 +77,23 @@ class Rule:
             gain = np.where((bound >= self.numbers[0]) & (alerts > 0), wanted, -np.inf)
         found = np.flatnonzero(gain == gain.max())
         return int(found[-1]) if np.isfinite(gain.max()) else None
+
+
+def write_chosen(path: Path, rule: Rule, counts: np.ndarray, positive: int) -> None:
+    """Write the threshold that a rule chooses to a file; remove the file if it chooses none."""
+    chosen = choose(rule, counts, positive)
+    if chosen is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, tomli_w.dumps(chosen.plain()).encode())
+
+
+def of_alerts(counts: np.ndarray, value: float) -> tuple[float, float, float]:
+    """Precision, recall and the share of alerts from a probability on, of counts (2, BINS)."""
+    above = lower_edges()[:-1].numpy() >= value - 1e-12
+    false, true = counts[:, above].sum(1).tolist()
+    alerts = true + false
+    return true / max(alerts, 1), true / max(counts[1].sum(), 1), alerts / max(counts.sum(), 1)
 
 
 def parse_rule(text: str) -> Rule:

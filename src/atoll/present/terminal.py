@@ -164,12 +164,32 @@ def result_table(results: list[Result]) -> Group:
     for one in results:
         if one.first_day is not None:
             notes.append(Text(one.first_day.sentence(one.metric)))
+    notes += [Text(f"{one.config.method}: {line}") for one in results for line in alert_line(one)]
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
     by_client = [rich_table(table) for table in map(client_table, results) if table is not None]
     parts: list[RenderableType] = [heading, Text(), rich_table(_result_rows(results)), Text()]
     if len(results) == len(by_client) == 1:
         parts += [*by_client, Text()]
     return Group(*parts, *notes, quiet)
+
+
+def alert_line(result: Result) -> list[str]:
+    """A sentence on the threshold that the run's rule chose; none if it has no rule."""
+    rule, found = result.config.threshold, result.metrics()
+    items = "graphs" if "graphs" in result.federation else "nodes"
+    if rule is None:
+        return []
+    if result.privacy and not result.privacy["simulated"] and result.privacy["scores"] == "kept":
+        last = "the scores stayed at the sites, so the model is the last round's"
+        return [f"{last}, and each site chose its own threshold ({rule}), which stays there"]
+    if len(found.get("threshold", {"per_seed": []})["per_seed"]) < len(result.seeds):
+        return [f"no threshold reaches {rule} on the validation {items}, so the model has none"]
+    names = {"precision": "threshold_precision", "recall": "threshold_recall"}
+    words = [f"{name} {percent(found, key)}" for name, key in names.items()]
+    value = " and ".join(f"{v:.3g}" for v in dict.fromkeys(found["threshold"]["per_seed"]))
+    chosen = f"alert from a probability of {value} on ({rule} on validation {items})"
+    alerts = f"{percent(found, 'threshold_alerts')} % of test {items} are alerts"
+    return [f"{chosen}: test {', '.join(words)}; {alerts}"]
 
 
 def client_table(result: Result) -> Table | None:

@@ -14,7 +14,7 @@ from atoll.experiment.metrics import find_metric, label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
 from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
-from atoll.present.terminal import counted
+from atoll.present.terminal import alert_line, counted
 from atoll.report.collect import Collection, ReportedRun, main_table
 
 MAX_LINES = 16
@@ -177,7 +177,8 @@ def _details(group: Sequence[ReportedRun]) -> str:
     more = ("scored model", "after training", "macro F1", "best round")
     title = f"Test {name} and more, in percent"
     table = make_table(["method", strips, name, *more], rows, title=title)
-    return html(table, label=f"{group[0].column}: every method")
+    alerts = [f"{one.row}: {line}." for one in group for line in alert_line(one.run.result)]
+    return html(table, label=f"{group[0].column}: every method") + notes(alerts)
 
 
 def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
