@@ -342,6 +342,7 @@ VALUES = {
     "data_root": st.none() | NAME,
     "schema": st.none() | NAME,
     "own": PAIRS,
+    "encoder": st.none() | NAME,
     "dp": st.none()
     | st.builds(
         PrivacyConfig,

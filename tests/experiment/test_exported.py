@@ -34,11 +34,11 @@ def test_tables_become_the_tensors_of_the_loader(tmp_path):
     assert weight.tolist() == simple.weight.tolist()
 
 
-MIXED = """id,age,kind,ok,since,paid,label
-a,1.5,shop,yes,2020-01-05,"1.000,5",x
-b,,home,,2021-06-30,"2,25",y
-c,NA,farm,no,,"7",x
-d,4,,yes,1999-12-31,"0",y
+MIXED = """id,age,kind,ok,since,paid,far,label
+a,1.5,shop,yes,2020-01-05,"1.000,5",3,x
+b,,home,,2021-06-30,"2,25",-7,y
+c,NA,farm,no,,"7",12,x
+d,4,,yes,1999-12-31,"0",5,y
 """
 RULES = """
 [columns]
@@ -47,6 +47,7 @@ kind = {kind = "category", values = ["shop"], other = "rest", missing = "own cat
 ok = {kind = "boolean", missing = "mean"}
 since = {kind = "date", parts = ["days", "year", "week", "day"], missing = "median"}
 paid = {kind = "number", decimal = ",", scale = "log"}
+far = {scale = "range", range = [0, 10]}
 """
 
 
@@ -54,7 +55,7 @@ def test_rules_of_columns_are_applied_as_by_the_loader(tmp_path):
     source, _ = load_own(folder(tmp_path, MIXED, EDGES, RULES))
     known = {"encoder": source.encoder.plain()}
     _, x, _, _ = read_graph(tmp_path / "nodes.csv", tmp_path / "edges.csv", known)
-    assert x.shape[1] == 14
+    assert x.shape[1] == 15
     torch.testing.assert_close(x, torch.from_numpy(source.x), rtol=1e-6, atol=1e-6)
     folder(tmp_path, MIXED.replace("2,25", ""), EDGES)
     with pytest.raises(ValueError, match="paid has no value in a row"):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import atoll
 from atoll.cli.app import main
+from atoll.core.errors import ConfigError
 from atoll.core.tree import num_bytes
 from atoll.experiment.config import make_config
 from atoll.experiment.problem import (
@@ -226,3 +227,22 @@ def test_parallel_edges_are_kept_as_counts(tmp_path) -> None:
     }
     assert weights[0, 1] == 3
     assert set(weights.values()) == {1, 3}
+
+
+def test_clients_of_own_tables_measure_together_or_alone(tmp_path) -> None:
+    data = write_own(tmp_path)
+    together = Problem.of(make_config(data=data)).federation(0)
+    alone = Problem.of(make_config(data=data, encoder="local")).federation(0)
+    pooled = Problem.of(make_config(data=data, encoder="pooled")).federation(0)
+    torch.testing.assert_close(together.graphs[0].x, pooled.graphs[0].x)
+    means = [graph.x[:, 0].mean().abs() for graph in alone.graphs]
+    torch.testing.assert_close(torch.stack(means), torch.zeros(2), atol=1e-6, rtol=0)
+    with pytest.raises(ConfigError, match="--encoder local needs clients that the tables name"):
+        Problem.of(make_config(data=data, encoder="local", partition="louvain")).federation(0)
+    with pytest.raises(
+        ConfigError, match="unknown value of --encoder 'lokal'; did you mean 'local'"
+    ):
+        Problem.of(make_config(data=data, encoder="lokal"))
+    private = make_config(data=data, dp="clip=1,noise=1")
+    with pytest.raises(ConfigError, match="a private run tells no statistics of rows"):
+        Problem.of(private).federation(0)

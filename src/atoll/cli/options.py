@@ -89,6 +89,11 @@ DIVISION = (
         int,
     ),
     option("--schema FILE", "Column roles of your own tables (TOML)."),
+    option(
+        "--encoder NAME",
+        "How owners of your tables measure columns: federated (sums and counts, no rows), local "
+        "or pooled.  [default: federated]",
+    ),
     repeatable(
         "--own KEY=VALUE",
         "How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",

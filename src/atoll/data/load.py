@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ def load(
     schema: str | Path | None = None,  # column roles for the user's own tables
     own: Mapping[str, object] | None = None,  # fields of `OwnOptions`
     encoder: Encoder | None = None,  # of an earlier run, which the user's tables must fit
+    measure: str = "federated",  # how several owners measure columns: `own.agree.MODES`
+    private: bool = False,  # whether the schema must declare what owners would tell
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
     """A source, and the sentences of the loader of a user's own data.
 
@@ -51,7 +53,7 @@ def load(
     if is_own(name):
         from atoll.data.own.reader import load_own
 
-        wishes = parse_own_options(own or {})
+        wishes = replace(parse_own_options(own or {}), encoder=measure, private=private)
         source, report = load_own(Path(name).expanduser(), schema, wishes, encoder)
         return source, list(report.messages)
     if not _is_public(name):
@@ -106,7 +108,8 @@ def _is_public(text: str) -> bool:
 
 def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     """Options from the command line's words."""
-    known = [field.name for field in fields(OwnOptions) if field.name != "columns"]
+    inner = ("columns", "encoder", "private")
+    known = [field.name for field in fields(OwnOptions) if field.name not in inner]
     columns = {key: value for key, value in given.items() if "." in key}  # as in age.scale=log
     options: dict[str, Any] = {k: v for k, v in given.items() if k not in columns}
     for key, value in list(options.items()):  # each gets the type of its field

@@ -25,6 +25,7 @@ from atoll.core.task import TASKS, task_named
 from atoll.data.archive import Header, is_federation_file, read_header
 from atoll.data.divide import BY_SET, DEGENERATE
 from atoll.data.load import is_own
+from atoll.data.own.agree import MODES
 from atoll.data.own.schema import OWNERS
 from atoll.data.partition import PARTITIONS
 from atoll.data.public.registry import plain_name, task_of_data
@@ -71,6 +72,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data_root: str | None = None
     schema: str | None = None
     own: dict[str, Value] = {}
+    encoder: str | None = None  # how owners of tables measure columns; None: "federated"
     dp: PrivacyConfig | None = None
     from_run: str | None = None  # the folder of a run whose model is the start
     held_out_client: str | None = None  # the name or number of a client that never trains
@@ -296,6 +298,7 @@ def _check_names(config: RunConfig, task: str) -> None:
         ("value of --evaluate", [config.evaluate or ""], SCORED),
         ("compat switch", config.compat, COMPAT),
         ("value of --allow", config.allow, DEGENERATE),
+        ("value of --encoder", [config.encoder or MODES[0]], MODES),
     ):
         for name in names:
             check_name(kind, name, known)

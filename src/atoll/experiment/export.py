@@ -51,7 +51,7 @@ def export(
         **layers,
         "classes": trained.classes,
         "alert": trained.alert(None),  # the number of the class, and its threshold
-        "encoder": None if trained.encoder is None else trained.encoder.plain(),
+        "encoder": None if trained.encoder is None else trained.encoder.of_client(client).plain(),
         "run": {name: trained.about[name] for name in ("method", "data", "round", "versions")},
     }
     content = io.BytesIO()

@@ -136,7 +136,9 @@ def _encoded(feature: dict[str, Any], row: dict[str, str]) -> list[float]:
 
 
 def _scaled(feature: dict[str, Any], number: float) -> float:
-    return float((number - feature.get("centre", 0.0)) / feature.get("spread", 1.0))
+    scaled = float((number - feature.get("centre", 0.0)) / feature.get("spread", 1.0))
+    within = feature.get("rule", {}).get("scale") == "range"
+    return max(-1.0, min(1.0, scaled)) if within else scaled
 
 
 def _number(rule: dict[str, Any], text: str) -> float:

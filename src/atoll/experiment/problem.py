@@ -145,6 +145,12 @@ class Problem:
                 hint = "give the folder of a finished run"
                 raise ConfigError(f"'{config.from_run}' holds no model to start from; {hint}")
             encoder = read_encoder(models[0])
+        # One table that the run itself divides has one owner, who measures all rows.
+        divided = not (self.given.partition or "column:").startswith("column:")
+        if divided and config.encoder == "local":
+            hint = "leave out --partition, or --encoder"
+            raise ConfigError(f"--encoder local needs clients that the tables name; {hint}")
+        measure = config.encoder or "federated"
         return load(
             config.data,
             clients=clients,
@@ -153,6 +159,8 @@ class Problem:
             schema=config.schema,
             own=config.own,
             encoder=encoder,
+            measure="pooled" if divided else measure,
+            private=config.dp is not None,
         )
 
     def prepare(self, source: Source) -> tuple[Source, RunConfig]:

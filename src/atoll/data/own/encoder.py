@@ -16,9 +16,19 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 from pyarrow import types
 
-from atoll.core.errors import DataError
+from atoll.core.errors import ConfigError, DataError
 from atoll.data.own import columns as convert
 from atoll.data.own import values
+from atoll.data.own.agree import (
+    Told,
+    agree,
+    check_declared,
+    check_sums,
+    declared,
+    needs,
+    tell,
+    with_agreed,
+)
 from atoll.data.own.columns import NUMBER, SPARSE_BELOW, Column, Rows
 from atoll.data.own.rules import OWN_CATEGORY, Rule
 from atoll.data.own.schema import Loading, NodeRoles, Schema, quoted, quoted_list
@@ -43,6 +53,8 @@ class Feature:
     centre: float = 0.0
     spread: float = 1.0
     fill: float = 0.0  # in the place of a missing number, in its own unit
+    # Centre, spread and fill of each client, where each client has its own.
+    by_client: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +87,22 @@ class Feature:
         log = self.rule.scale == "log"
         return np.asarray(np.sign(found) * np.log1p(np.abs(found))) if log else found
 
-    def encoded(self, column: Column) -> np.ndarray:
+    def statistics(self, clients: np.ndarray | None, rows: Rows) -> tuple[Any, Any, Any]:
+        """Centre, spread and fill: numbers, or arrays with one for each row."""
+        if not self.by_client:
+            return self.centre, self.spread, self.fill
+        if clients is None:
+            hint = "name the client of the tables with --client, or by their owner column"
+            raise DataError(f"every client scales column '{self.name}' by itself; {hint}")
+        names, place = np.unique(clients.astype(str), return_inverse=True)
+        unknown = [name for name in names if name not in self.by_client]
+        if unknown:
+            known = f"training knows {quoted_list(self.by_client, 4)}"
+            raise DataError(f"{rows.name} has rows of client {quoted(unknown[0])}; {known}")
+        found = np.array([self.by_client[name] for name in names])[place]
+        return found[:, 0], found[:, 1], found[:, 2]
+
+    def encoded(self, column: Column, clients: np.ndarray | None = None) -> np.ndarray:
         """The columns of the feature matrix, (N, width) float32, or a category's places, (N,)."""
         if self.kind == "category":
             return self.places(column)
@@ -83,8 +110,10 @@ class Feature:
         lost, made = np.isnan(found), list[np.ndarray]()
         if self.kind != "date" or "days" in self.rule.parts:
             number = self.in_days(found)
-            number = np.where(lost, self.fill, number) if lost.any() else number
-            made.append((number - self.centre) / self.spread)
+            centre, spread, fill = self.statistics(clients, column.rows)
+            number = np.where(lost, fill, number) if lost.any() else number
+            scaled = (number - centre) / spread
+            made.append(np.clip(scaled, -1, 1) if self.rule.scale == "range" else scaled)
         for part in (part for part in self.rule.parts if part != "days"):
             angle = values.date_part(found, part, "")
             made += [np.nan_to_num(np.sin(angle)), np.nan_to_num(np.cos(angle))]
@@ -149,9 +178,23 @@ class Encoder:
         """The names of the columns of the feature matrix."""
         return tuple(name for feature in self.features for name in feature.names)
 
-    def transform(self, columns: Mapping[str, Column]) -> np.ndarray | sp.csr_array:
+    def of_client(self, name: str) -> Encoder:
+        """The encoder of one client, where every client has its own statistics."""
+        every = [f for f in self.features if f.by_client]
+        if every and name not in every[0].by_client:
+            known = quoted_list(every[0].by_client, 4)
+            raise ConfigError(f"every client has its own encoder; name one with --client: {known}")
+        features = []
+        for f in self.features:
+            one = f.by_client.get(name, (f.centre, f.spread, f.fill))
+            features.append(replace(f, centre=one[0], spread=one[1], fill=one[2], by_client={}))
+        return replace(self, features=tuple(features))
+
+    def transform(
+        self, columns: Mapping[str, Column], clients: np.ndarray | None = None
+    ) -> np.ndarray | sp.csr_array:
         """The features of a table, (N, D) float32; CSR where most of them are zero."""
-        made = [feature.encoded(columns[feature.name]) for feature in self.features]
+        made = [feature.encoded(columns[feature.name], clients) for feature in self.features]
         rows, width = len(made[0]), len(self.names)
         filled = [np.count_nonzero(m) if m.dtype == np.float32 else rows for m in made]
         if sum(filled) < SPARSE_BELOW * rows * width:
@@ -231,10 +274,44 @@ class Encoder:
             raise DataError(f"encoder.json cannot be used ({error}); copy it anew") from None
 
 
-def fit(columns: Mapping[str, Column], roles: NodeRoles, loading: Loading) -> tuple[Feature, ...]:
-    """Decide the kind of each feature column, collect its categories, measure its numbers."""
+def fit(
+    columns: Mapping[str, Column],
+    roles: NodeRoles,
+    loading: Loading,
+    clients: np.ndarray | None = None,
+) -> tuple[Feature, ...]:
+    """Decide the kind of each feature column, collect its categories, measure its numbers.
+
+    `clients` has the owner of each row; as the option `encoder` says, they agree by sums, each
+    measures its own rows, or all rows are measured together.
+    """
     chosen = [column for name, column in columns.items() if name in roles.features]
-    return tuple(_fitted(column, roles, loading) for column in chosen)
+    features = tuple(_fitted(column, roles, loading) for column in chosen)
+    mode = loading.options.encoder
+    groups = {} if clients is None else {n: clients == n for n in np.unique(clients).tolist()}
+    together = mode == "federated" and len(groups) > 1
+    if mode == "local" and not groups:
+        raise ConfigError("--encoder local needs tables that name the client of each node")
+    if loading.options.private:
+        check_declared([f for f in features if mode != "local" or needs(f) == "values"])
+    if together:
+        check_sums(features)
+    told: dict[str, list[Told]] = {str(name): [] for name in groups}
+    made = list[Feature]()
+    for feature in features:
+        numbers = None
+        if needs(feature) in ("sums", "order"):
+            numbers = feature.in_days(feature.measured(columns[feature.name]))
+        if loading.telling:
+            loading.report.told += (tell(feature, numbers),)
+        for name, rows in groups.items() if together else ():
+            told[str(name)].append(tell(feature, None if numbers is None else numbers[rows]))
+        own = groups if mode == "local" else {}
+        made.append(feature if together else _with_statistics(feature, numbers, own))
+    if together:
+        ready = [_with_statistics(f, None, {}) for f in made]
+        return with_agreed(ready, agree(told))
+    return tuple(made)
 
 
 def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
@@ -253,7 +330,7 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     if kind == "number":
         known = "schema.toml says the column is a number"
         values.check_number(column, known if wish.kind or name in roles.numbers else MOSTLY)
-    return with_statistics(Feature(name, kind, (), rule), column)
+    return Feature(name, kind, (), rule)
 
 
 def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
@@ -281,13 +358,31 @@ def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
     return "number" if numeric == 1 and rule.empty else "category"
 
 
-def with_statistics(feature: Feature, column: Column) -> Feature:
-    """The feature with centre, spread and fill of all rows of a column, by scikit-learn."""
+def _with_statistics(
+    feature: Feature, numbers: np.ndarray | None, groups: Mapping[str, np.ndarray]
+) -> Feature:
+    """The feature with centre, spread and fill: declared, of all rows, or of each group of rows."""
+    if numbers is None:
+        known = declared(feature.rule) if feature.rule.range else (0.0, 1.0, 0.0)
+        return replace(feature, centre=known[0], spread=known[1], fill=known[2])
+    by_client = {}
+    for name, rows in groups.items():
+        if np.isnan(numbers[rows]).all():
+            problem = f"client '{name}' has no value in column '{feature.name}'"
+            raise DataError(f"{problem}, so it cannot scale it; use --encoder federated")
+        by_client[str(name)] = _statistics(feature.rule, numbers[rows])
+    if by_client:
+        return replace(feature, by_client=by_client)
+    centre, spread, fill = _statistics(feature.rule, numbers)
+    return replace(feature, centre=centre, spread=spread, fill=fill)
+
+
+def _statistics(rule: Rule, numbers: np.ndarray) -> tuple[float, float, float]:
+    """Centre, spread and fill of some numbers, by scikit-learn."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import RobustScaler, StandardScaler
 
-    found = feature.in_days(feature.measured(column))[:, None]
-    centre, spread, fill, rule = 0.0, 1.0, 0.0, feature.rule
+    found, centre, spread, fill = numbers[:, None], 0.0, 1.0, 0.0
     if rule.scale in ("standard", "log"):
         standard = StandardScaler().fit(found)
         centre, spread = float(standard.mean_[0]), float(standard.scale_[0])
@@ -297,7 +392,7 @@ def with_statistics(feature: Feature, column: Column) -> Feature:
     if rule.missing in ("mean", "median", OWN_CATEGORY):
         strategy = "median" if rule.missing == "median" else "mean"
         fill = float(SimpleImputer(strategy=strategy).fit(found).statistics_[0])
-    return replace(feature, centre=centre, spread=spread, fill=fill)
+    return centre, spread, fill
 
 
 def _category(column: Column, rule: Rule, loading: Loading) -> Feature:
@@ -316,23 +411,36 @@ def _category(column: Column, rule: Rule, loading: Loading) -> Feature:
     return feature
 
 
-def encode_nodes(table: pa.Table, roles: NodeRoles, rows: Rows, loading: Loading) -> Nodes:
-    """Turn a node table into arrays: labels, roles, owners, and features in the encoder's order."""
+def encode_nodes(
+    table: pa.Table,
+    roles: NodeRoles,
+    rows: Rows,
+    loading: Loading,
+    clients: np.ndarray | None = None,
+) -> Nodes:
+    """Turn a node table into arrays: labels, roles, owners, and features in the encoder's order.
+
+    `clients` are the owners of the rows; None takes them from the table's own columns.
+    """
     columns = {name: Column(table[name], name, rows) for name in table.column_names}
     encoder, y = loading.encoder, np.full(table.num_rows, -1)
     owners = {name: convert.as_numpy(columns[name].complete().values) for name in roles.owners}
     split = None if roles.split is None else convert.split_roles(columns[roles.split])
+    if clients is None and owners:
+        names = (str(loading.options.owner), "client", *owners)
+        clients = next(owners[name] for name in names if name in owners)
     if encoder is not None:
         y = y if roles.label is None else encoder.labels(columns[roles.label])
-        x, classes = encoder.transform(columns), encoder.classes
+        x, classes = encoder.transform(columns, clients), encoder.classes
         return Nodes(x, y, classes, encoder.names, split, owners, encoder)
     assert roles.label is not None
     label = values.cleaned(columns[roles.label], loading.rule(roles.label))
     y, classes = convert.encode_labels(label, loading.options.max_categories)
-    features = fit(columns, roles, loading)
+    features = fit(columns, roles, loading, clients)
     if not features:
         advice = "add at least one, for example each node's degree"
         raise DataError(f"{rows.name} has no feature column; {advice}")
     named = roles.label, classes, roles.id, roles.split, roles.owners
     encoder = Encoder(features, *named, loading.schema)
-    return Nodes(encoder.transform(columns), y, classes, encoder.names, split, owners, encoder)
+    x = encoder.transform(columns, clients)
+    return Nodes(x, y, classes, encoder.names, split, owners, encoder)

@@ -36,7 +36,9 @@ def load_new(
         raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
     _check_schema(path, encoder.schema, options)
     # The encoder has the directions of the training, where --own directed is part of it.
-    loading = Loading(encoder.schema, replace(options, directed=None), encoder=encoder)
+    loading = Loading(
+        encoder.schema, replace(options, directed=None), encoder=encoder, client=client
+    )
     parts = find_parts(path)
     nodes, ids = read_nodes(parts, loading)
     name, classes = path.resolve().name, len(encoder.classes)

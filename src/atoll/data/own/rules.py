@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date
-from typing import Any
+from typing import Any, cast
 
 from atoll.core.errors import ConfigError, check_name
 
 OWN_CATEGORY = "own category"
 KINDS = ("number", "category", "boolean", "date", "text")
-SCALES = ("standard", "robust", "log", "none")
+SCALES = ("standard", "robust", "log", "range", "none")
 FILLS = ("mean", "median", OWN_CATEGORY, "refuse")
 PARTS = ("days", "year", "week", "day")
 """Of a date: days since a day, and the place in the year, the week and the day on a circle."""
@@ -31,6 +32,7 @@ SUITS = {
     "format": ("date",),
     "decimal": ("number",),
     "scale": ("number", "date"),
+    "range": ("number", "date"),
 }
 """The kinds of columns that a key is for, where it is not for all."""
 
@@ -50,6 +52,7 @@ class Rule:
     format: str | None = None  # of a date in a text, as in strptime
     decimal: str | None = None  # the mark before the decimals
     empty: tuple[str, ...] = ()  # texts that mean "no value"
+    range: tuple[float, ...] = ()  # lowest and highest number, for scale = "range"
 
     @property
     def read_as_text(self) -> bool:
@@ -84,6 +87,9 @@ def read_rule(raw: object, where: str) -> Rule:
     values: dict[str, Any] = {}  # str or tuple[str, ...], as the fields of Rule
     for key, value in raw.items():
         check_name(f"key of {where}", key, [f.name for f in fields(Rule)])
+        if key == "range":
+            values[key] = _range(value, where)
+            continue
         if key in LISTS:
             if isinstance(value, str | int | float) or not all(isinstance(v, str) for v in value):
                 raise ConfigError(f"{where} {key} is {value!r}; it must be a list of texts")
@@ -99,6 +105,17 @@ def read_rule(raw: object, where: str) -> Rule:
     return Rule(**values)
 
 
+def _range(value: object, where: str) -> tuple[float, ...]:
+    given = value.split(",") if isinstance(value, str) else value
+    try:
+        low, high = (float(one) for one in cast("list[str]", given))
+    except (TypeError, ValueError):
+        low = high = 0.0
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"{where} range is {value!r}; give the lowest and the highest number")
+    return low, high
+
+
 def check_rule(rule: Rule, where: str) -> None:
     """Refuse keys that do not go together."""
     for key, kinds in SUITS.items():
@@ -107,6 +124,8 @@ def check_rule(rule: Rule, where: str) -> None:
             raise ConfigError(f"{where} {problem}, but kind is '{rule.kind}'; leave it out")
         if getattr(rule, key) and rule.kind is None and len(kinds) == 1:
             raise ConfigError(f'{where} gives {key}; add kind = "{kinds[0]}"')
+    if (rule.scale == "range") != bool(rule.range):
+        raise ConfigError(f'{where}: scale = "range" and range = [LOW, HIGH] go together')
     if rule.kind == "category" and rule.missing in ("mean", "median"):
         problem = f"fills a category with the {rule.missing}, which only numbers have"
         raise ConfigError(f'{where} {problem}; give missing = "{OWN_CATEGORY}" or "refuse"')

@@ -14,6 +14,7 @@ from atoll.core.task import TASKS
 from atoll.data.own.rules import FILLS, SCALES, Rule, check_rule, read_rule
 
 if TYPE_CHECKING:
+    from atoll.data.own.agree import Told
     from atoll.data.own.encoder import Encoder
 
 # Without a schema these names give columns their roles, in any case; other columns are features.
@@ -67,6 +68,8 @@ class OwnOptions:
     scale: str | None = None  # of numbers without a rule: a name from `rules.SCALES`
     missing: str | None = None  # of columns without a rule: a name from `rules.FILLS`
     columns: Mapping[str, Rule] = field(default_factory=dict)  # these win over the schema's
+    encoder: str = "federated"  # how several owners measure columns: a name from `agree.MODES`
+    private: bool = False  # whether the schema must declare all that owners would tell
 
     def __post_init__(self) -> None:
         for name, allowed in (_CHOICES | _DEFAULTS).items():
@@ -84,6 +87,7 @@ class OwnReport:
     features: tuple[str, ...] = ()  # of the columns of `Source.x`, `kind=shop` for a category
     messages: tuple[str, ...] = ()  # sentences for the user, in the order in which they arose
     dangling_edges: int = 0
+    told: tuple[Told, ...] = ()  # of the columns, if a site is to agree with others
 
     def note(self, sentence: str) -> None:
         self.messages = (*self.messages, sentence)
@@ -157,6 +161,8 @@ class Loading:
     options: OwnOptions = OwnOptions()
     report: OwnReport = field(default_factory=OwnReport)
     encoder: Encoder | None = None  # of a trained model, which new tables are encoded for
+    telling: bool = False  # whether the report is to hold what a site tells of its columns
+    client: str | None = None  # whose tables they are, where no column names it
 
     def rule(self, name: str) -> Rule:
         """The wishes about one column of the nodes."""

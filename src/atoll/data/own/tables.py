@@ -265,7 +265,9 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
         return parts[part].nodes.where(int(kept[part][row - starts[part]]))
 
     merged = _concatenate(tables, parts)
-    nodes = encode_nodes(merged, roles, Rows(name, where), loading)
+    owned = [part.client or loading.client for part in parts]
+    clients = None if None in owned else np.repeat([str(n) for n in owned], np.diff(starts))
+    nodes = encode_nodes(merged, roles, Rows(name, where), loading, clients)
     _add_names(nodes, parts, ids, loading.report)
     del merged, tables, table, rest
     pa.default_memory_pool().release_unused()  # NumPy needs the memory that Arrow keeps

@@ -1,0 +1,167 @@
+"""One encoder for several owners of tables: what each tells of its columns, what all agree on.
+
+An owner tells no row: for a number how many rows have one, their mean and the sum of the squared
+deviations from it, and for a category the values that occur. The kinds and rules must be alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.data.own.rules import OWN_CATEGORY, Rule
+from atoll.data.own.schema import quoted
+
+if TYPE_CHECKING:
+    from atoll.data.own.encoder import Feature
+
+MODES = ("federated", "local", "pooled")
+Text = Annotated[str, Meta(max_length=1000)]
+Values = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
+
+
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one owner tells of one column."""
+
+    name: Text
+    form: Text  # its kind and the choices that must be alike
+    values: Values = ()  # of a category
+    rows: Annotated[int, Meta(ge=0)] = 0  # that have a number
+    mean: float = 0.0
+    squares: Annotated[float, Meta(ge=0)] = 0.0  # sum of the squared deviations from the mean
+    rest: float = 0.0  # sum of the deviations, which only rounding makes other than zero
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.mean, self.squares, self.rest))):
+            raise ValueError(f"the statistics of column {quoted(self.name)} are not finite")
+
+
+class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all owners use for one column."""
+
+    name: Text
+    values: Values = ()
+    centre: float = 0.0
+    spread: Annotated[float, Meta(gt=0)] = 1.0
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.centre, self.spread, self.fill))):
+            raise ValueError(f"the statistics of column {quoted(self.name)} are not finite")
+
+
+def needs(feature: Feature) -> str:
+    """What must be known of all rows: "nothing", "values", "sums", or their "order" (a median)."""
+    rule = feature.rule
+    if feature.kind == "category":
+        return "nothing" if rule.values else "values"
+    if rule.scale == "robust" or rule.missing == "median":
+        return "order"
+    filled = rule.missing == "mean" or (rule.missing == OWN_CATEGORY and rule.scale != "range")
+    return "sums" if rule.scale in ("standard", "log") or filled else "nothing"
+
+
+def check_sums(features: Sequence[Feature]) -> None:
+    """Refuse a statistic that sums cannot give."""
+    for feature in features:
+        if needs(feature) == "order":
+            problem = (
+                f"column '{feature.name}' needs a median, which owners cannot agree on by sums"
+            )
+            ways = 'scale = "standard" or "range" and missing = "mean" in schema.toml'
+            raise ConfigError(f"{problem}; give {ways}, or --encoder local")
+
+
+def check_declared(features: Sequence[Feature]) -> None:
+    """Refuse, in a private run, what the schema does not declare."""
+    for feature in features:
+        if (kind := needs(feature)) != "nothing":
+            told = "a private run tells no statistics of rows and no values of categories"
+            keys = 'scale = "range", range = [LOW, HIGH] and missing = "own category" or "refuse"'
+            keys = "values = [...]" if kind == "values" else keys
+            where = f"[columns.{feature.name}] of schema.toml"
+            raise ConfigError(f"{told}; give {keys} under {where}, or --encoder local")
+
+
+def tell(feature: Feature, found: np.ndarray | None) -> Told:
+    """What an owner tells of a column; `found` are its numbers, NaN where there is none."""
+    rule, need = feature.rule, needs(feature)
+    choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
+    form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
+    if feature.kind == "category":
+        return Told(feature.name, form, feature.values)
+    if need != "sums" or found is None:
+        return Told(feature.name, form)
+    known = found[~np.isnan(found)]
+    mean = float(known.mean()) if known.size else 0.0
+    away = known - mean
+    squares = float((away**2).sum())
+    return Told(feature.name, form, (), known.size, mean, squares, float(away.sum()))
+
+
+def agree(told: Mapping[str, Sequence[Told]]) -> tuple[Agreed, ...]:
+    """What owners, by their names, use in common; refuses columns that differ."""
+    (first, ones), *others = told.items()
+    for name, twos in others:
+        if [c.name for c in ones] != [c.name for c in twos]:
+            odd = sorted({c.name for c in ones} ^ {c.name for c in twos}) or [ones[0].name]
+            differ = f"'{first}' and '{name}' differ in the column {quoted(odd[0])}"
+            raise DataError(f"{differ}; all need the same feature columns in the same order")
+        for one, two in zip(ones, twos, strict=True):
+            if one.form != two.form:
+                differ = f"({quoted(one.form, 80)} and {quoted(two.form, 80)})"
+                problem = f"'{first}' and '{name}' read column {quoted(one.name)} differently"
+                raise DataError(f"{problem} {differ}; give all the same schema.toml")
+    columns = zip(*told.values(), strict=True)
+    return tuple(_agreed(column) for column in columns)
+
+
+def _agreed(told: Sequence[Told]) -> Agreed:
+    name, (kind, *form) = told[0].name, told[0].form.split(", ")
+    if kind == "category":
+        return Agreed(name, tuple(dict.fromkeys(sorted({v for one in told for v in one.values}))))
+    rows = sum(one.rows for one in told)
+    if rows == 0:
+        return Agreed(name)
+    base = next(one.mean for one in told if one.rows)  # differences of means lose no digits
+    shift = math.fsum(one.rows * (one.mean - base) + one.rest for one in told) / rows
+    mean, squares = base + shift, 0.0
+    for one in told:
+        away = one.mean - base - shift
+        squares += one.squares + 2 * away * one.rest + one.rows * away**2
+    variance, eps = max(squares, 0.0) / rows, float(np.finfo(np.float64).eps)
+    if not math.isfinite(variance + mean * mean):
+        raise DataError(f"the statistics of column {quoted(name)} are too large; check its values")
+    constant = variance <= rows * eps * variance + (rows * mean * eps) ** 2  # as scikit-learn
+    spread = 1.0 if constant else math.sqrt(variance)
+    fill = 0.0 if form[1] == "refuse" else mean
+    scaled = form[0] in ("standard", "log")
+    return Agreed(name, (), mean, spread, fill) if scaled else Agreed(name, fill=fill)
+
+
+def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[Feature, ...]:
+    """Own features with what all agreed on; a declared category or range stays unchanged."""
+    if [f.name for f in features] != [a.name for a in agreed]:
+        raise DataError("the agreed columns are not those of the tables; agree again")
+    made: list[Feature] = []
+    for own, one in zip(features, agreed, strict=True):
+        if needs(own) == "values":
+            made.append(replace(own, values=one.values))
+        elif needs(own) == "sums":
+            made.append(replace(own, centre=one.centre, spread=one.spread, fill=one.fill))
+        else:
+            made.append(own)
+    return tuple(made)
+
+
+def declared(rule: Rule) -> tuple[float, float, float]:
+    """Centre, spread and fill of a declared range, which becomes -1 to 1."""
+    low, high = rule.range
+    return (low + high) / 2, (high - low) / 2, (low + high) / 2
