@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -57,6 +59,13 @@ int gettimeofday(struct timeval *now, void *zone) {
 }
 """
 """A clock ten days ahead, for a process that loads it; libfaketime stops locks of Python."""
+SPLIT = """
+import sys
+from pathlib import Path
+import atoll
+from atoll.deploy.site_data import write_clients
+write_clients(atoll.partition(atoll.load("lagoon", clients=3), "column:owner"), Path(sys.argv[1]))
+"""
 BEFORE = "2d52c7d"  # the last commit whose sites compared versions of the package
 
 
@@ -91,7 +100,10 @@ def test_one_party_is_upgraded_at_a_time(older, tmp_path):
     folder.mkdir()
 
     def start_older(demo: Demo) -> None:
-        kit = demo.kits["site-3"]
+        kit, data = demo.kits["site-3"], str(demo.folder / "data")
+        # It cannot read a file of a later version, as no version can.
+        words = [sys.executable, "-c", SPLIT, data]
+        subprocess.run(words, env={**os.environ, "PYTHONPATH": str(older)}, check=True)
         command = site_command(kit)
         (kit / "local" / "atoll__p_resources.json").unlink()  # an older Atoll writes no gate
         demo.processes.start("site-3", command, demo.folder / "logs" / "site-3.log", kit)
