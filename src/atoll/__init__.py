@@ -11,6 +11,7 @@ Names are imported when they are first used, so that `import atoll` costs nothin
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -130,3 +131,7 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
+
+
+if "IPython" in sys.modules:  # objects have HTML forms in a notebook
+    import_module("atoll.present.notebook").register()

@@ -25,6 +25,7 @@ from atoll.experiment.problem import Data
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.experiment.result import Result
 from atoll.experiment.run import resume, run
+from atoll.present.notebook import with_progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "load", "partition", "read_result", "resume", "run", "save"]
 
+# Not by assignment: tools that read the source take the documentation from the imports.
+globals().update(run=with_progress(run), resume=with_progress(resume))
 RULES = PROTOCOLS["strict"]
 CLIENTS = RULES.clients
 

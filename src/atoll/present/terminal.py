@@ -167,7 +167,7 @@ def result_table(results: list[Result]) -> Group:
     notes += [Text(f"{one.config.method}: {line}") for one in results for line in alert_line(one)]
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
     by_client = [rich_table(table) for table in map(client_table, results) if table is not None]
-    parts: list[RenderableType] = [heading, Text(), rich_table(_result_rows(results)), Text()]
+    parts: list[RenderableType] = [heading, Text(), rich_table(result_rows(results)), Text()]
     if len(results) == len(by_client) == 1:
         parts += [*by_client, Text()]
     return Group(*parts, *notes, quiet)
@@ -207,7 +207,8 @@ def client_table(result: Result) -> Table | None:
     return make_table(["client", counted, label_of(result.metric)], lines, left=1)
 
 
-def _result_rows(results: list[Result]) -> Table:
+def result_rows(results: list[Result]) -> Table:
+    """A row for each result: scores, traffic and time."""
     columns = {"accuracy": "test_accuracy", "local": "local_test_accuracy"}
     columns["macro F1"] = "test_macro_f1"
     if any("test_auc" in result.metrics() for result in results):
@@ -258,7 +259,9 @@ def noted_table(table: Table, plain: Container[str] = ()) -> Group:
 
 def plain_text(*parts: RenderableType, width: int = 88) -> str:
     """The parts as a terminal without colours shows them."""
-    console = Console(file=io.StringIO(), width=width, highlight=False, no_color=True)
+    console = Console(
+        file=io.StringIO(), width=width, highlight=False, no_color=True, force_jupyter=False
+    )
     with console.capture() as captured:
         console.print(Group(*parts))
     return captured.get().rstrip()

@@ -30,6 +30,7 @@ from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.problem import Data, FederationCache
 from atoll.present.files import plain_json
+from atoll.present.notebook import with_progress
 from atoll.present.tables import Table, csv_text, markdown, record_table
 from atoll.present.terminal import noted_table, plain_text
 from atoll.studies.compare import plan, printed
@@ -40,6 +41,7 @@ from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver
 
 
+@with_progress
 def compare(
     methods: Methods,
     data: Several = "lagoon",
