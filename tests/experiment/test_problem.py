@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -246,3 +247,29 @@ def test_clients_of_own_tables_measure_together_or_alone(tmp_path) -> None:
     private = make_config(data=data, dp="clip=1,noise=1")
     with pytest.raises(ConfigError, match="a private run tells no statistics of rows"):
         Problem.of(private).federation(0)
+
+
+def test_the_time_of_own_nodes_is_a_column_for_the_split_and_no_feature(tmp_path: Path) -> None:
+    days = np.datetime64("2024-01-01") + np.random.default_rng(0).permutation(60)
+    owner, other = ([["a", "b"][(i + i // step) % 2] for i in range(60)] for step in (7, 5))
+    rows = zip(range(60), other, days, owner, strict=True)
+    lines = [f"{i},{'xy'[i % 2]},{kind},{day},{who}" for i, kind, day, who in rows]
+    head = "id,label,kind,joined,bank"
+    (tmp_path / "nodes.csv").write_text("\n".join([head, *lines]))
+    edges = [f"{i},{(i + step) % 60}" for i in range(60) for step in (1, 2)]
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    made = {"data": str(tmp_path), "split": "time:joined", "clients": 2, "partition": "random"}
+    division = Problem.of(make_config(**made)).divide(0)
+    graph = division.federation.graphs[0]
+    assert division.federation.features == 4  # kind and bank, each of two values
+    assert graph.since is not None
+    late = days[graph.ids.numpy()] >= np.sort(days)[48]
+    assert np.array_equal(graph.since.numpy() == 2, late)
+    by_bank = {**made, "partition": "column:bank", "clients": None}
+    division = Problem.of(make_config(**by_bank)).divide(0)
+    assert division.federation.client_names == ("a", "b")
+    assert division.federation.features == 2
+    no_owner = {**made, "partition": None}  # the time is not taken for an owner
+    assert Problem.of(make_config(**no_owner)).divide(0).config.partition == "louvain"
+    with pytest.raises(ConfigError, match="option time names column 'joind', which nodes"):
+        Problem.of(make_config(**{**made, "split": "time:joind"})).divide(0)

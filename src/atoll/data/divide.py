@@ -60,9 +60,7 @@ def federate(
         roles = [draw(one, [ids])[0] for one, ids in zip(source.sets, parts.parts, strict=True)]
     else:
         roles = draw(source, parts.parts)
-    grows = None
-    if isinstance(source, Source):
-        grows = growth(source, split, ratios, **(split_options or {}))
+    grows = growth(source, split, ratios, **(split_options or {}))
     graphs = _graphs(source, parts.parts, roles, grows)
     sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(graphs)
     names = _client_names(source, parts.recipe)

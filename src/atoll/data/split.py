@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, check_name
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
+from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source
 from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
 Ratios = tuple[float, float, float]  # shares for training, validation and testing; they sum to one
@@ -193,6 +193,13 @@ def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     return [source.split[ids] for ids in parts]
 
 
+def time_column(recipe: str | None) -> str | None:
+    """The column of a split by time; None for other splits."""
+    name, _, rest = (recipe or "").partition(":")
+    column = rest.partition(",")[0].removeprefix("column=")
+    return column if name == "time" and column else None
+
+
 def inductive(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
     """As `stratified`; nodes to be tested, and their edges, are absent in training (`Growth`)."""
     return stratified(source, parts, seed, ratios)
@@ -289,10 +296,14 @@ class Growth:
         return np.asarray((times[:, None] >= np.array(self.cuts)).sum(1).astype(np.int8))
 
 
-def growth(source: Data, recipe: str, ratios: Ratios | None, **options: Value) -> Growth | None:
+def growth(
+    source: Data | GraphGroup, recipe: str, ratios: Ratios | None, **options: Value
+) -> Growth | None:
     """When nodes and edges appear in a split; None where all are there from the start."""
+    if not isinstance(source, Source):
+        return None
     recipe, shares, options = _resolved(source, recipe, ratios, options)
-    if isinstance(source, GraphSet) or recipe not in GROWING:
+    if recipe not in GROWING:
         return None
     if recipe == "inductive":
         return Growth()

@@ -13,7 +13,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.data.divide import InducedSubgraphs, check_client
-from atoll.data.split import growth
+from atoll.data.split import growth, time_column
 from atoll.data.split import split as assign_roles
 from atoll.engines.codec import load_checkpoint, save_checkpoint
 
@@ -85,8 +85,9 @@ def read_site_data(
             raise DataError(f"'{path}' is not a client's data; {hint}")
         return SiteData(content["graph"], content["classes"], content["name"], content["metric"])
     from atoll.data.own.reader import load_own
+    from atoll.data.own.schema import OwnOptions
 
-    source, report = load_own(path, schema)
+    source, report = load_own(path, schema, OwnOptions(time=time_column(split)))
     source = source.prepared()
     labels, count = source.y, source.classes
     names = tuple(map(str, report.classes))

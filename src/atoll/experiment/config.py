@@ -30,6 +30,7 @@ from atoll.data.own.schema import OWNERS
 from atoll.data.partition import PARTITIONS
 from atoll.data.public.registry import plain_name, task_of_data
 from atoll.data.source import Source
+from atoll.data.split import time_column
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import KINDS, build_method
 from atoll.experiment.history import SCORED
@@ -336,23 +337,26 @@ def _check_metric(config: RunConfig, rules: Protocol) -> None:
 
 def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:
     """A user's own graph that names its owners is divided by them, unless asked otherwise."""
-    column = owner_column(source, config.data)
+    column = owner_column(source, config.data, time_column(config.split))
     by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
     if given.partition is not None or by_column or column is None:
         return config
     return _with_owner(replace(config, partition=f"column:{column}", clients=given.clients))
 
 
-def owner_column(source: Source, data: str) -> str | None:
+def owner_column(source: Source, data: str, time: str | None = None) -> str | None:
     """The column of a graph that names the owner of each node; None if it has none."""
-    # Columns of a user's own graph are owners, or the ids; a public set's may be anything.
+    # Columns of a user's own graph are owners, ids or times; a public set's may be anything.
     owners = [name for name in source.columns if name in OWNERS or is_own(data)]
-    owners = [name for name in ("client", *owners) if name in source.columns and name != "id"]
+    owners = [name for name in ("client", *owners) if name in source.columns]
+    owners = [name for name in owners if name not in ("id", time)]
     return owners[0] if owners else None
 
 
 def _with_owner(config: RunConfig) -> RunConfig:
-    """The column that names the owner of a user's own nodes is not a feature."""
+    """The columns with the owner and the time of a user's own nodes are not features."""
+    if (time := time_column(config.split)) and is_own(config.data):
+        config = replace(config, own={"time": time, **config.own})
     column = (config.partition or "").removeprefix("column:")
     if column == config.partition or column in ("", *OWNERS) or not is_own(config.data):
         return config

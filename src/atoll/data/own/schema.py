@@ -59,6 +59,7 @@ class OwnOptions:
 
     directed: bool | None = None
     owner: str | None = None  # a node column of owners, kept out of the features
+    time: str | None = None  # a node column of times for a split, kept out of the features
     dangling: str = "error"  # an edge to a node that is not there: "error" or "drop"
     duplicate_nodes: str = "error"  # an id given twice: "error", or "first" keeps the first row
     self_loops: str | None = None  # "drop", "keep" or "error"
@@ -265,7 +266,7 @@ def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ..
 
 def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = True) -> NodeRoles:
     """Every column's role; `with_id` is False where nodes are named elsewhere (NetworkX)."""
-    schema, owner = loading.schema, loading.options.owner
+    schema, owner, time = loading.schema, loading.options.owner, loading.options.time
     listed = (*(schema.features or ()), *schema.categories, *schema.ignore)
     free = [name for name in columns if name not in listed]
     node_id = _role("id", free, columns, schema, file) if with_id else None
@@ -277,9 +278,10 @@ def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = T
         raise _absent("label", columns, file, "column" if with_id else "attribute")
     split = _role("split", free, columns, schema, file)
     owners = [name for name in (owner, schema.owner) if name is not None]
-    for name in (*owners, *listed, *schema.columns):
-        _check_present(name, columns, "option owner" if name == owner else schema.file, file)
-    owners += [name for name in free if name.lower() in OWNERS]
+    times, origin = [time] if time else [], {owner: "option owner", time: "option time"}
+    for name in (*owners, *times, *listed, *schema.columns):
+        _check_present(name, columns, origin.get(name, schema.file), file)
+    owners += [*(name for name in free if name.lower() in OWNERS), *times]
     rest = [name for name in free if name not in (label, split, *owners)]
     named = [name for name in rest if name and not name.startswith("__index_level_")]
     if schema.features is not None:
