@@ -92,7 +92,9 @@ def test_a_saved_run_repeats_exactly(cli, tmp_path: Path) -> None:
     first = cli(*SMALL, "--seeds", 2, "--set", "hidden=8", "--out", "a", "--json", "--quiet")
     assert sorted(contents(tmp_path / "a")) == [
         "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
+        "model/seed-0/MODEL_CARD.md",
         "model/seed-0/deployed.safetensors", "model/seed-0/model.toml",
+        "model/seed-1/MODEL_CARD.md",
         "model/seed-1/deployed.safetensors", "model/seed-1/model.toml", "result.json",
         "seed-0/checkpoint.atoll", "seed-0/clients.npz", "seed-0/partition.npz",
         "seed-1/checkpoint.atoll", "seed-1/clients.npz", "seed-1/partition.npz",
@@ -213,9 +215,9 @@ def test_allow_lets_degenerate_clients_in(cli, tmp_path: Path) -> None:
     edges = [f"{i},{i + 1}\n" for i in range(20, 39)]
     (tmp_path / "g" / "edges.csv").write_text("source,target\n" + "".join(edges))
     run = ("run", "--data", "g", "--rounds", 1, "--json", "--quiet")
-    assert "client 0 of 2 (20 nodes of 'g') has no edge" in cli(*run, code=2).stderr
+    assert "client 'a' of 2 (20 nodes of 'g') has no edge" in cli(*run, code=2).stderr
     sentence = cli(*run, "--allow", "no-edge", code=2).stderr
-    assert "client 0 of 2 (20 nodes of 'g') has nodes of a single class" in sentence
+    assert "client 'a' of 2 (20 nodes of 'g') has nodes of a single class" in sentence
     allowed = cli(*run, "--allow", "no-edge", "--allow", "single-class")
     assert summary(allowed)["clients"] == 2
 

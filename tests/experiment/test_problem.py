@@ -24,10 +24,24 @@ from atoll.experiment.problem import (
     FederationCache,
     Problem,
     nearly_single_class,
+    uneven_features,
 )
 from atoll.experiment.run import RunPlan
 from tests.experiment.own_graphs import write_own
 from tests.experiment.test_run import rings
+
+
+def test_features_of_different_scale_are_warned_of():
+    clients = atoll.partition(atoll.load("lagoon:nodes=60", clients=2))
+    small = [torch.tensor([[0.5, 2.0, 0.0]]).repeat(g.num_nodes, 1) for g in clients.graphs]
+    pairs = zip(clients.graphs, small, strict=True)
+    even = replace(clients, graphs=tuple(replace(graph, x=x) for graph, x in pairs))
+    assert uneven_features(even) == []
+    scale = torch.tensor([1.0, 4000.0, 1.0])
+    uneven = replace(even, graphs=tuple(replace(g, x=g.x * scale) for g in even.graphs))
+    (said,) = uneven_features(uneven)
+    assert said.startswith("feature columns differ in scale by 2e4, so that the small ones hardly")
+    assert uneven_features(clients) == []  # words are 0 or 1
 
 
 def test_clients_of_one_class_are_pointed_out():

@@ -19,6 +19,7 @@ from atoll.experiment.config import make_config
 from atoll.experiment.history import BEST_CACHED, History
 from atoll.experiment.metrics import METRICS
 from atoll.experiment.result import Result, SeedResult, read_history, read_table
+from atoll.present.terminal import plain_text, result_table
 
 NAN = float("nan")
 
@@ -56,6 +57,19 @@ def result(*histories: History, **options: object) -> Result:
 
 VAL = [[0.5, 0.5], [0.75, 0.75], [1.0, 0.5]]
 TEST = [[0.0, 0.1], [0.2, 0.6], [0.9, 0.8]]
+
+
+def test_a_model_that_learnt_nothing_is_warned_of():
+    options = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 5, "set": {"hidden": 8}}
+    learnt = atoll.run("fedavg", epochs=5, **options)
+    assert learnt.warnings() == []
+    assert "warnings" not in learnt.summary()
+    blown = atoll.run("fedavg", **{**options, "set": {"hidden": 8, "lr": 1e-12}})
+    said = " ".join(blown.warnings())
+    assert "no better than always predicting the most frequent class, which is right for" in said
+    assert "the best round is the first, so that training did not help" in said
+    assert blown.summary()["warnings"] == blown.warnings()
+    assert "fedavg: the best round is the first" in plain_text(result_table([blown]))
 
 
 def test_the_earliest_best_round_is_picked_and_clients_weigh_by_their_test_nodes() -> None:

@@ -95,6 +95,8 @@ class StudyWatcher(RunsWatcher):
             named = f"{label_of(metric)} " if outcome.run.config.metric else ""
             score = f": validation {named}{found['mean']:.1%}" if found else ""
             self.say(f"{place} {outcome.run.name}{score}{self._time_left()}")
+            for warning in (outcome.summary or {}).get("warnings", []):
+                self.say(f"{outcome.run.name}: {warning}", style="yellow")
 
     def _time_left(self) -> str:
         seconds = self.left.seconds(self.jobs)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import torch
+from torch import Tensor
 
 from atoll import __version__
 from atoll.core.errors import ConfigError
@@ -34,6 +36,7 @@ TRAINING = (
     "threshold",
 )
 """What no federation depends on; every other option, also a future one, distinguishes two."""
+UNEVEN = 1e3  # how far the scales of two feature columns may be apart without a warning
 SHARE = 4  # federations are kept in at most the free memory divided by this
 Data = Source | GraphSet | GraphGroup | Federation  # data that Python may give in place of a name
 
@@ -228,6 +231,25 @@ def nearly_single_class(federation: Federation) -> list[str]:
         "scores with that number"
     )
     return [] if mean < NEARLY else [warning]
+
+
+def uneven_features(federation: Federation) -> list[str]:
+    """A warning where the largest values of two feature columns differ by 1e3; else nothing."""
+    largest = torch.zeros(federation.features)
+    if isinstance(federation.graphs, LazyGraphs):
+        return []
+    for graph in federation.graphs:
+        if not isinstance(graph.x, Tensor):  # words of a text
+            return []
+        largest = torch.maximum(largest, graph.x.abs().amax(0).float())
+    known = largest[largest > 0]
+    if not known.numel() or float(known.max() / known.min()) < UNEVEN:
+        return []
+    times = f"{float(known.max() / known.min()):.0e}".replace("e+0", "e")
+    return [
+        f"feature columns differ in scale by {times}, so that the small ones hardly count; scale "
+        "them, for example with scale = 'standard' in schema.toml"
+    ]
 
 
 def need_one_graph(federation: Federation) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 CONFIG, RESULT = "config.toml", "result.json"
 Columns = Mapping[str, np.ndarray]
+LONG = 5  # rounds from which on the first one should not be the best
 MAX_CSV_ROWS = 200_000  # a longer table becomes Parquet, a tenth of the size
 
 
@@ -206,6 +207,26 @@ class Result:
         rule = replace(rule, scored=scored or rule.scored)
         return np.stack([rule.mean(seed.history, metric, role) for seed in self.seeds])
 
+    def warnings(self) -> list[str]:
+        """Sentences on a model that has hardly learnt anything."""
+        found, said, counts = self.metrics(), list[str](), self.confusion()
+        ranks = self.metric != "accuracy" and found.get("test_auc", {"mean": 0.0})["mean"] > 0.6
+        if counts is not None and len(counts) > 1 and not ranks:
+            right, most = np.diagonal(counts).sum(), counts.sum(1).max()
+            if right <= most:
+                said.append(
+                    "the model does no better than always predicting the most frequent class, "
+                    f"which is right for {most / counts.sum():.1%}; try --class-weights balanced, "
+                    "scaled features, or a --metric that looks at the rare class"
+                )
+        picks = self.select.startswith("best-val") and (self.config.rounds or 1) >= LONG
+        if picks and not any(found.get("best_round", {"per_seed": [1.0]})["per_seed"]):
+            said.append(
+                "the best round is the first, so that training did not help; try another learning "
+                "rate, and check the features"
+            )
+        return said
+
     def confusion(self, role: str = "test") -> np.ndarray | None:
         """Counts of all clients and seeds by true and predicted class, (C, C), at picked rounds.
 
@@ -251,6 +272,7 @@ class Result:
             "bytes": self.bytes(),
             "out": None if self.out is None else str(self.out),
             **({} if self.privacy is None else {"privacy": dict(self.privacy)}),
+            **({"warnings": warnings} if (warnings := self.warnings()) else {}),
             **({} if self.first_day is None else {"first_day": asdict(self.first_day)}),
         }
 

@@ -16,6 +16,7 @@ from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
 from atoll.core.losses import BALANCED
 from atoll.core.method import Method
+from atoll.data.load import is_own
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, make_config, read_config
@@ -33,7 +34,14 @@ from atoll.experiment.loggers import open_logs
 from atoll.experiment.newcomer import check_newcomer, first_day, seed_scores
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.privacy import privacy_report, with_privacy
-from atoll.experiment.problem import Data, Divide, Problem, name_configuration, nearly_single_class
+from atoll.experiment.problem import (
+    Data,
+    Divide,
+    Problem,
+    name_configuration,
+    nearly_single_class,
+    uneven_features,
+)
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.sweep import run_together, why_one_by_one
@@ -249,6 +257,8 @@ class RunPlan:
             self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
         notes = [*notes, *nearly_single_class(federation), *([short] if short else [])]
+        if self.data is not None or is_own(self.config.data):
+            notes += uneven_features(federation)
         if self.config.class_weights == BALANCED:
             counted = "class weights are balanced by each client's own training labels"
             notes.append(f"{counted}; nothing more leaves a client for it")

@@ -164,7 +164,10 @@ def result_table(results: list[Result]) -> Group:
     for one in results:
         if one.first_day is not None:
             notes.append(Text(one.first_day.sentence(one.metric)))
-    notes += [Text(f"{one.config.method}: {line}") for one in results for line in alert_line(one)]
+    for one in results:
+        name = one.config.method
+        notes += [Text(f"{name}: {line}") for line in alert_line(one)]
+        notes += [Text(f"{name}: {line}", style="yellow") for line in one.warnings()]
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
     by_client = [rich_table(table) for table in map(client_table, results) if table is not None]
     parts: list[RenderableType] = [heading, Text(), rich_table(result_rows(results)), Text()]
