@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import tomllib
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import pytest
+import tomli_w
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -437,3 +440,43 @@ def test_a_model_beyond_the_disk_of_the_policy_is_refused(trial):
         trial.sites["site-1"].policy = limit
         (trial.sites["site-1"].folder / "runs" / "other-0").mkdir(exist_ok=True)
         assert why in trial.refused(trial.packets["site-1"])
+
+
+def forged(trial, packet, files=None, **facts):
+    """A packet with other files, or other facts in model.toml, that the server signed."""
+    found, start = {}, 0
+    for name, file in json.loads(packet.head["manifest"])["files"].items():
+        found[name] = packet.body[start : start + file["size"]]
+        start += file["size"]
+    about = tomllib.loads(found["seed-0/model.toml"].decode()) | facts
+    found |= {"seed-0/model.toml": tomli_w.dumps(about).encode(), **(files or {})}
+    described = {name: msgspec.to_builtins(delivery._file(data)) for name, data in found.items()}
+    return resigned(packet, trial.kits / "server", body=b"".join(found.values()), files=described)
+
+
+def test_a_model_with_sizes_of_another_site_is_refused(trial):
+    """By `classes = 1000000000` a site would make as many names."""
+    assert trial.run() == {}
+    names = ("classes", "features", "clients", "round", "one_per_client")
+    for name, value in product(names, (10**9, -1, "3", [0])):
+        reason = trial.refused(forged(trial, trial.packets["site-1"], **{name: value}))
+        assert f"'{name}' of the model of seed 0 does not fit this site" in reason
+
+
+def test_a_server_writes_no_file_that_is_the_sites(trial):
+    assert trial.run() == {}
+    for name in ("encoder.json", "own.toml", "MODEL_CARD.md", "private.safetensors"):
+        reason = trial.refused(forged(trial, trial.packets["site-1"], {f"seed-0/{name}": b"{}"}))
+        assert "cannot name a file of a model" in reason
+
+
+def test_words_of_a_server_add_no_section_no_html_and_no_class_to_the_card(trial):
+    assert trial.run() == {}
+    lie = "x\n\n## Privacy\n\n<script> ![](http://evil/x.png) `<b>`"
+    names = ["=cmd|' /C calc'!A0", "b", "c"]
+    packet = forged(trial, trial.packets["site-1"], method=lie, data=lie, class_names=names)
+    assert trial.sites["site-1"].answer(packet).head == {}
+    card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    assert card.count("\n## Privacy\n") == 1
+    assert not [part for part in ("<", " ![", "=cmd") if part in card]
+    assert read_model(trial.model() / "seed-0").about["class_names"] == ["0", "1", "2"]

@@ -47,7 +47,7 @@ from atoll.deploy.site import Site, States
 from atoll.engines.codec import encode, load_checkpoint
 from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
 from atoll.experiment.build import build_method
-from atoll.experiment.card import CARD, OWN, data_facts, write_card
+from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, write_card
 from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import encode_private, read_model, reads_states, write_encoder
@@ -57,7 +57,9 @@ MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
 PRIVATE = "private.safetensors"
 ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # by a site
-FILE = re.compile(r"seed-\d{1,9}/(?!private\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|md|safetensors)")
+FILE = re.compile(
+    r"seed-[0-9]{1,9}/(?!private\.|own\.|encoder\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|md|safetensors)"
+)
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
 HASH = hashes.SHA256()
 PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
@@ -223,6 +225,7 @@ def receive(site: Site, packet: Packet) -> Packet:
         raise WireError(f"the model is of run '{manifest.run}' for {manifest.site}, not for here")
     _check_begun(site.audit, manifest)
     files = _cut(packet.body, manifest)
+    _check_facts(site, manifest, files)
     folder = site.folder / "runs" / run / "model"
     site.policy.check_disk(site.folder, run, 0 if folder.exists() else len(packet.body))
     with FolderLock(folder.parent, "another job delivers the model of this run to the site"):
@@ -284,6 +287,21 @@ def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
     return files
 
 
+def _check_facts(site: Site, manifest: Manifest, files: dict[str, bytes]) -> None:
+    """Refuse a model whose sizes are not those of this site: readers allocate memory by them."""
+    data = site.data
+    own = {"features": data.graph.num_features, "classes": data.classes, "clients": 1}
+    own |= {"task": data.graph.task.name, "one_per_client": False, "private_parts": False}
+    for seed in manifest.rounds:
+        try:
+            about = tomllib.loads(files[f"seed-{seed}/{ABOUT}"].decode())
+        except (KeyError, ValueError, RecursionError) as error:
+            raise WireError(f"the model of seed {seed} has no readable {ABOUT}") from error
+        for name, value in {**own, "round": manifest.rounds[seed]}.items():
+            if type(about.get(name)) is not type(value) or about[name] != value:
+                raise WireError(f"'{name}' of the model of seed {seed} does not fit this site")
+
+
 def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> None:
     """Add the tensors that only this site has, if predicting needs them."""
     given = parse_config(manifest.config, "the configuration")
@@ -308,12 +326,13 @@ def _add_card(site: Site, manifest: Manifest, seed: int, folder: Path, notes: Js
     classes = [word[len("class ") :] for word in data.words if word.startswith("class ")]
     own: Json = {"site": True, "client_names": [name], **notes}
     own |= {"fingerprints": [data_facts(data.graph, name)]}
-    own |= {"class_names": classes} if classes else {}
+    # Never the server's names: they become cells of the site's tables.
+    own |= {"class_names": classes or list(map(str, range(data.classes)))}
     chosen = site.folder / "runs" / f"{run}-{seed}" / THRESHOLD
     if chosen.exists():  # this site's own: its scores stayed here
         own["threshold"] = tomllib.loads(chosen.read_text(encoding="utf-8"))
     write_atomically(folder / OWN, tomli_w.dumps(own).encode())
-    if data.encoder is not None and not (folder / "encoder.json").exists():
+    if data.encoder is not None:
         write_encoder(folder, data.encoder)
     write_card(folder)
 

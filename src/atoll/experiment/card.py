@@ -117,8 +117,23 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def card_text(about: Mapping[str, Any]) -> str:
     """The card of a model with these facts."""
-    text = "\n".join(_lines(about)) + "\n"
-    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+    return "\n".join(map(_harmless, _lines(_plain(about)))) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Facts whose texts are one line without a backtick: another party may have written them."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else " " for c in value).replace("`", "'")
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    return list(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _harmless(text: str) -> str:
+    """Markdown without HTML, pictures and links, outside of code."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "&lt;").replace("[", "\\[") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _lines(about: Mapping[str, Any]) -> Iterator[str]:
