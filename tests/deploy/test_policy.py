@@ -10,7 +10,7 @@ import torch
 
 from atoll.core.errors import ConfigError
 from atoll.core.tree import tree_map
-from atoll.deploy.policy import Policy, Refusal, read_policy
+from atoll.deploy.policy import SEEDS, Policy, Refusal, read_policy
 from atoll.deploy.site import Site
 from atoll.engines.fleet import Packet, SitesFailed
 from atoll.experiment.build import build_method
@@ -177,6 +177,14 @@ def test_a_server_fills_no_disk_with_runs(tmp_path):
     assert begin(site, run="b-0").head == {}  # it continues
     shutil.rmtree(site.folder / "runs" / "b-0")
     assert begin(site, run="c-0").head == {}
+
+
+def test_a_server_fills_no_disk_with_seeds_of_a_run(tmp_path):
+    site = make_site(tmp_path, Policy(runs=1))
+    for seed in range(SEEDS):
+        (site.folder / "runs" / f"a-{seed}").mkdir(parents=True)
+    assert begin(site, run="a-7").head == {}
+    assert "its policy keeps 1 runs" in begin(site, run=f"a-{SEEDS}").head["reason"]
 
 
 def test_a_server_fills_no_disk_with_bytes(tmp_path):

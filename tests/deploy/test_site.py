@@ -581,3 +581,11 @@ def test_a_server_cannot_choose_the_device(tmp_path):
     config = config_text(make_config(method="fedavg", rounds=1, device="cuda"))
     assert site.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head == {}
     assert places(list(site.job.graph.views.values())) == {"cpu"}
+
+
+def test_a_server_learns_no_name_of_a_file_by_a_positive_class(tmp_path):
+    site = make_site(tmp_path)
+    config = config_text(make_config(method="fedavg", positive="x", threshold="max_f1"))
+    reply = site.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b""))
+    assert "--positive is for two classes" in reply.head["reason"]
+    assert site.data.name not in reply.head["reason"]

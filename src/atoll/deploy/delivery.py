@@ -290,7 +290,7 @@ def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
 def _check_facts(site: Site, manifest: Manifest, files: dict[str, bytes]) -> None:
     """Refuse a model whose sizes are not those of this site: readers allocate memory by them."""
     data = site.data
-    own = {"features": data.graph.num_features, "classes": data.classes, "clients": 1}
+    own: Json = {"features": data.graph.num_features, "classes": data.classes, "clients": 1}
     own |= {"task": data.graph.task.name, "one_per_client": False, "private_parts": False}
     for seed in manifest.rounds:
         try:

@@ -243,7 +243,7 @@ class Job:
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
-        self.positive = positive_of(config, site.data)
+        self.positive = positive_of(config, replace(site.data, name="its data"))
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event=SENT, run=run)
         self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
