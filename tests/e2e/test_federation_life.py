@@ -94,6 +94,18 @@ def delivered(demo: Demo) -> list[str]:
     return sorted(found)
 
 
+def predicted(demo: Demo, site: str) -> None:
+    """A site scores its own data with its delivered model by the command."""
+    (model,) = demo.kits[site].glob("atoll/runs/*/model")
+    data = demo.folder / "data" / f"client-{demo.sites.index(site) + 1}.atoll"
+    words = ["federate", "predict", str(model), "--kit", str(demo.kits[site]), "--data", str(data)]
+    out = demo.folder / "scores.csv"
+    words = [*ATOLL, *words, "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "predicted: " in done.stdout, done.stderr
+    assert out.read_text().count(f'"{site}"') > 1
+
+
 def test_one_party_is_upgraded_at_a_time(older, tmp_path):
     """A new server and a new site with an older site, which is upgraded in the middle of a run."""
     federation, folder = lagoon(), tmp_path / "trial"
@@ -175,6 +187,7 @@ def test_a_site_whose_clock_is_ten_days_ahead_takes_part(tmp_path):
         assert found["metrics"] == serial("fedath", federation, rounds=ROUNDS)
         assert "site-3" not in found["said"]
         assert delivered(demo) == sorted(demo.sites)
+        predicted(demo, "site-2")
         log = "atoll/audit.jsonl"
         first, third = (
             {event["time"][:10] for event in events(demo.kits[name], log)}

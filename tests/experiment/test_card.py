@@ -42,6 +42,8 @@ def test_the_card_names_clients_classes_rounds_scores_and_data(own):
     assert "There was no differential privacy." in card
     assert about["privacy"]["differential"] is False
     assert "down model up model, num_nodes" in card
+    assert "Sent once, for the encoder: sums, counts and category values" in card
+    assert "part and round: counts by true and predicted class." in card
     assert "simulation" in card
     assert "No threshold was chosen" in card
 
@@ -61,6 +63,25 @@ def test_the_card_has_the_threshold_and_its_rule(own):
     text = card_text({**about, "threshold": chosen.plain()})
     assert "alert where the probability of `y` is at least 0.25. Rule `max_f1` chose it" in text
     assert "precision was 0.7500, its recall 0.5000, and 12.50 %" in text
+
+
+def test_the_run_chooses_a_threshold_and_predict_uses_it(tmp_path):
+    options = {"rounds": 2, "threshold": "max_f1", "positive": "x"}
+    result = atoll.run("fedavg", write_own(tmp_path), out=tmp_path / "run", **options)
+    about = RunFolder(tmp_path / "run").model().about
+    card = (tmp_path / "run/model/seed-0/MODEL_CARD.md").read_text()
+    assert "alert where the probability of `x` is at least" in card
+    tested = result.metrics()["threshold_recall"]["mean"]
+    assert (
+        f"On test nodes: precision {about['alerts']['precision']:.4f}, recall {tested:.4f}." in card
+    )
+    found = result.predict(str(tmp_path))
+    assert found.alert == (0, about["threshold"]["value"])
+    assert result.predict(str(tmp_path), threshold=0.0).alerts.all()
+    plain = {"rounds": 1, "positive": "x"}
+    other = atoll.run("fedavg", str(tmp_path), out=tmp_path / "plain", **plain)
+    assert other.predict(str(tmp_path)).alert is None
+    assert other.predict(str(tmp_path), threshold=0.5).alert == (0, 0.5)
 
 
 def test_the_card_of_a_private_run_states_epsilon_and_unit(tmp_path):

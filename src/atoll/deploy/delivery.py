@@ -211,7 +211,11 @@ def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
     about: Json = dict(model.about or {})
     one = {name: about.get(name, [])[place:][:1] for name in ("client_names", "client_scores")}
     about |= {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False, **one}
-    about |= {"files": {}, "scores": {}}  # a mean would tell a site the scores of the others
+    about |= {
+        "files": {},
+        "scores": {},
+        "alerts": {},
+    }  # a mean would tell a site the scores of the others
     text = tomli_w.dumps(about).encode()
     return {"model.toml": text, "deployed.safetensors": encode(tree)}, picked
 

@@ -74,17 +74,20 @@ def write_cards(result: Result, folder: Path) -> None:
             continue
         about = tomllib.loads((place / ABOUT).read_text(encoding="utf-8"))
         by = "accuracy" if find_metric(result.metric).pooled else result.metric
-        own, scores = result.of_clients(by)[number].tolist(), {}
-        for name, found in result.metrics().items():
-            if name.startswith("test_") and "_by_" not in name and len(found["per_seed"]) > number:
+        own, here = result.of_clients(by)[number].tolist(), result.seed_metrics(seed.history)
+        scores = dict[str, dict[str, float]]()
+        for name, value in here.items():
+            if name.startswith("test_") and "_by_" not in name:
+                found = result.metrics()[name]
                 seeds = {} if found["std"] is None else {"mean": found["mean"], "std": found["std"]}
-                scores[name[5:]] = {"value": found["per_seed"][number], **seeds}
+                scores[name[5:]] = {"value": value, **seeds}
         about |= {
             "rounds": seed.history.rounds,
             "seeds": len(result.seeds),
             "select": result.select,
             "federated": result.engine == "flare",
             "scores": scores,
+            "alerts": {name[10:]: v for name, v in here.items() if name.startswith("threshold_")},
             "client_metric": by,
             "client_scores": [] if np.isnan(own).all() else own,
             "privacy": _privacy(result),
@@ -207,11 +210,16 @@ def _threshold(about: Mapping[str, Any]) -> str:
     if found is None:
         return "No threshold was chosen: a prediction is the likeliest class."
     name, items = _classes(about)[found.positive], f"{about['task']}s"
+    on_test, test = about.get("alerts"), ""
+    if on_test:
+        test = " On test {}: precision {:.4f}, recall {:.4f}.".format(
+            items, on_test["precision"], on_test["recall"]
+        )
     return (
         f"A prediction is an alert where the probability of `{name}` is at least "
         f"{found.value:.6g}. Rule `{found.rule}` chose it on validation {items}. There its "
         f"precision was {found.precision:.4f}, its recall {found.recall:.4f}, and "
-        f"{100 * found.alerts:.2f} % of the {items} were alerts."
+        f"{100 * found.alerts:.2f} % of the {items} were alerts.{test}"
     )
 
 
@@ -227,6 +235,11 @@ def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:
         yield found.get("says", EXPOSED)
     if about.get("wire"):
         yield f"Sent in each round, for each client: {about['wire']}."
+    if about.get("measured") == "federated":
+        yield "Sent once, for the encoder: sums, counts and category values of the columns."
+    if about.get("scores") or about.get("client_scores"):
+        sends = find_metric(about["metric"]).sends
+        yield f"Sent for scoring, for each client, part and round: {sends}."
     if not about.get("federated"):
         yield "This run was a simulation: all clients' data were on one machine, and none left it."
 

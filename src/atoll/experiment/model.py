@@ -206,6 +206,7 @@ def write_model(
         "private_parts": bool(model.private),
         **{name: getattr(config, name) for name in ("method", "data", "protocol")},
         "encoder": encoder is not None,
+        "measured": _measured(config) if encoder else "",
         "task": federation.task.name,
         "metric": config.metric or federation.metric,
         "deployed": deployed,
@@ -224,6 +225,12 @@ def write_model(
         "fingerprints": _data_facts(federation),
     }
     write_atomically(folder / "model.toml", tomli_w.dumps(about).encode())
+
+
+def _measured(config: RunConfig) -> str:
+    """How the columns were measured; a run that divides one table itself has one owner."""
+    by_owner = (config.partition or "").startswith("column:")
+    return (config.encoder or "federated") if by_owner else "pooled"
 
 
 def _data_facts(federation: Federation) -> list[dict[str, object]]:

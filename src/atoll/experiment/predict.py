@@ -177,7 +177,7 @@ class Trained:
         if known is None and classes != 2:
             why = f"the model has {classes} classes and no threshold to replace"
             raise ConfigError(f"--threshold is for models of two classes, but {why}; leave it out")
-        wanted = getattr(self.config, "positive", None)
+        wanted = self.config.positive
         second = 1 if wanted is None else self.classes.index(wanted)
         return Alert(second if known is None else known.positive, threshold)
 
