@@ -8,7 +8,7 @@ import torch
 
 from atoll.core.federation import LazyGraphs
 from atoll.core.graph import Graph, make_graph, sparse_matrix
-from atoll.core.stages import at_stage, by_stage, linked, rows_by_stage, when_scored
+from atoll.core.stages import at_stage, rows_by_stage, staged, when_scored
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0], [0.0, 5.0]])
@@ -52,7 +52,7 @@ def test_sparse_features_are_cut_like_dense_ones() -> None:
 def test_training_graphs_have_the_later_ones_behind_them() -> None:
     lazy = LazyGraphs(2, lambda _: growing())
     for graphs in ((growing(), growing()), lazy):
-        chain = linked(by_stage(graphs))
+        chain = staged(graphs, lambda some: some)
         assert isinstance(chain, LazyGraphs) == (graphs is lazy)
         assert [one.num_nodes for one in when_scored(chain[1])] == [2, 3, 4]
     assert len(when_scored(growing())) == 1

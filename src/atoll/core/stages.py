@@ -52,20 +52,17 @@ def rows_by_stage(graph: Graph, rows: Callable[[Graph], Tensor]) -> Tensor:
     return found
 
 
-def linked(stages: Sequence[Sequence[Graph]]) -> Sequence[Graph]:
-    """The clients' graphs in training, each with its graphs of the later stages behind it."""
+def staged(
+    graphs: Sequence[Graph], prepared: Callable[[Sequence[Graph]], Sequence[Graph]]
+) -> Sequence[Graph]:
+    """The clients' prepared graphs in training, each with those of the later stages behind it."""
+    train, val, test = (prepared(each(partial(at_stage, stage=s), graphs)) for s in STAGES)
 
     def one(client: int) -> Graph:
-        train, val, test = (graphs[client] for graphs in stages)
-        return replace(train, later=replace(val, later=test))
+        return replace(train[client], later=replace(val[client], later=test[client]))
 
-    chain = LazyGraphs(len(stages[0]), one)
-    return chain if isinstance(stages[0], LazyGraphs) else tuple(chain)
-
-
-def by_stage(graphs: Sequence[Graph]) -> list[Sequence[Graph]]:
-    """The clients' graphs in every stage."""
-    return [each(partial(at_stage, stage=stage), graphs) for stage in STAGES]
+    chain = LazyGraphs(len(graphs), one)
+    return chain if isinstance(graphs, LazyGraphs) else tuple(chain)
 
 
 def when_scored(graph: Graph) -> list[Graph]:

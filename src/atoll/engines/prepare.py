@@ -15,7 +15,7 @@ from atoll.core.batching import WHOLE, Batching
 from atoll.core.federation import Federation, LazyGraphs, each
 from atoll.core.graph import Graph, Matrix, Sparse, View, cast, moved, with_views
 from atoll.core.minibatch import with_batching
-from atoll.core.stages import by_stage, linked
+from atoll.core.stages import staged
 from atoll.core.tree import num_bytes
 
 READY_BYTES = 2 << 30  # most bytes of graphs that stay prepared while no run trains on them
@@ -70,7 +70,7 @@ def prepared(
     """Graphs with their views filled in, in the default type, on the device (`EngineInputs`)."""
     if graphs[0].since is not None:  # steps get the graphs of training, and scoring the later ones
         how = views, device, runs_per_device, batching
-        return linked([prepared(stage, *how) for stage in by_stage(graphs)])
+        return staged(graphs, lambda some: prepared(some, *how))
     dtype = torch.get_default_dtype()
 
     def one(graph: Graph) -> Graph:

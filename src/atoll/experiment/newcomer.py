@@ -32,12 +32,11 @@ class FirstDay:
 
     def sentence(self, metric: str) -> str:
         """The result in plain words, the given metric first."""
-        shown = dict.fromkeys(name for name in (metric, "accuracy", "macro_f1"))
         words = []
-        for name in (name for name in shown if name in self.metrics):
-            mean, std = (self.metrics[name][key] for key in ("mean", "std"))
-            about = "" if std is None else f" ± {100 * std:.1f}"
-            words.append(f"{label_of(name)} {100 * mean:.1f}{about}")
+        for name in dict.fromkeys((metric, "accuracy", "macro_f1")):
+            if (found := self.metrics.get(name)) is not None:
+                spread = "" if found["std"] is None else f" ± {100 * found['std']:.1f}"
+                words.append(f"{label_of(name)} {100 * found['mean']:.1f}{spread}")
         never = f"Client {self.client} never trained. On its first day the global model has"
         return f"{never} {', '.join(words)} percent on its {self.tested} test {self.task}s."
 
@@ -94,11 +93,7 @@ def seed_scores(run: Run, newcomer: Federation) -> dict[str, float]:
 
 def first_day(newcomer: Federation, seeds: Sequence[Mapping[str, float]]) -> FirstDay:
     """The result over all seeds."""
-    graph = newcomer.graphs[0]
-    table = {name: [one[name] for one in seeds if name in one] for name in seeds[0]}
-    metrics = {
-        name: {"mean": float(np.mean(values)), "std": spread(values), "per_seed": values}
-        for name, values in table.items()
-    }
-    tested = int(graph.test.sum())
-    return FirstDay(newcomer.client_names[0], tested, graph.task.name, metrics)
+    graph, table = newcomer.graphs[0], {k: [s[k] for s in seeds if k in s] for k in seeds[0]}
+    means = {name: float(np.mean(values)) for name, values in table.items()}
+    found = {k: {"mean": means[k], "std": spread(v), "per_seed": v} for k, v in table.items()}
+    return FirstDay(newcomer.client_names[0], int(graph.test.sum()), graph.task.name, found)
