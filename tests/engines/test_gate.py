@@ -373,6 +373,18 @@ def test_a_reply_passes(processors):
     assert Received("bank-a").passes(message("task", "heart_beat", kind="reply"))
 
 
+def test_a_site_answers_no_request_to_another_site(processors):
+    """A request to many sites has one number, and FLARE believes who it was returned from."""
+    ServerGate()
+    for target, passes in (("bank-a", True), (WORKER, True), ("bank-b", False), ("server", False)):
+        returned = message("admin", "x", "bank-a", "server", kind="return")
+        first = {MessageHeaderKey.DESTINATION: target}
+        returned.set_header(MessageHeaderKey.ORIGINAL_HEADERS, first)
+        assert Received("server").passes(returned, "bank-a", "bank-a") == passes
+    returned.set_header(MessageHeaderKey.ORIGINAL_HEADERS, ["bank-b"])
+    assert not Received("server").passes(returned, "bank-a", "bank-a")
+
+
 def test_a_site_cannot_claim_the_errors_that_end_a_job(processors):
     ServerGate()
     error = message("sm__STREAM", "sm__ERROR", origin=WORKER, target=JOB)
