@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from atoll.experiment.baseline import BOUND, NOT_FEDERATED, WINS
-from atoll.experiment.metrics import find_metric, label_of
+from atoll.experiment.baseline import BOUND, NOT_FEDERATED, POOLED, WINS
+from atoll.experiment.metrics import find_metric, label_of, per_class
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
 from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
@@ -19,6 +19,8 @@ from atoll.report.collect import Collection, ReportedRun, main_table
 
 MAX_LINES = 16
 """Lines that one chart can hold."""
+MAX_CLASSES = 10
+"""Classes whose confusion matrix fits on a page."""
 MAX_DOTS = 200
 """Clients that are drawn one by one."""
 
@@ -178,7 +180,27 @@ def _details(group: Sequence[ReportedRun]) -> str:
     title = f"Test {name} and more, in percent"
     table = make_table(["method", strips, name, *more], rows, title=title)
     alerts = [f"{one.row}: {line}." for one in group for line in alert_line(one.run.result)]
-    return html(table, label=f"{group[0].column}: every method") + notes(alerts)
+    return html(table, label=f"{group[0].column}: every method") + notes(alerts) + _classes(group)
+
+
+def _classes(group: Sequence[ReportedRun]) -> str:
+    """Each class with the method of the highest mean: its scores, and how it is predicted."""
+    known = [one for one in group if _percents(one, f"test_{one.metric}")]
+    known = [one for one in known if one.run.result.scored != POOLED] or known
+    best = max(known, key=lambda one: float(np.mean(_percents(one, f"test_{one.metric}"))))
+    result = best.run.result
+    counts = result.confusion()
+    if counts is None or len(counts) > MAX_CLASSES:
+        return ""
+    names = result.class_names or tuple(map(str, range(len(counts))))
+    numbers = 100 * np.stack(list(per_class(counts).values()), axis=1)
+    rows = []
+    for name, own, scores in zip(names, counts.tolist(), numbers.tolist(), strict=True):
+        shown = ["–" if np.isnan(score) else f"{score:.1f}" for score in scores]
+        rows.append([name, f"{sum(own):,}", *shown, *(f"{count:,}" for count in own)])
+    heads = ["class", "tested", "precision", "recall", "F1", *(f"as {name}" for name in names)]
+    title = f"Classes with {best.row}: scores in percent, and how often each is predicted as which"
+    return html(make_table(heads, rows, title=title), label=f"{best.column}: classes")
 
 
 def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
