@@ -7,7 +7,7 @@ without it, and the change of the probability ranks them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from atoll.present.tables import Table, make_table
 
 STEPS = 200  # of the explainer's optimizer
 SHORTLIST = 4  # candidates for each one that is shown
+Tensors = tuple[Tensor, Tensor, Tensor | None]  # features, edges, weights
+Without = Callable[[Tensors, int], Tensors]
 Members = list[tuple[str, np.ndarray]]
 """The name and the nodes of each client."""
 
@@ -78,17 +80,17 @@ def explain_node(
         chances = net(*graph)[at].softmax(-1)
     chosen = int(chances.argmax())
     by_feature, by_node = _masks(net, graph, at)
-    reasons = _Reasons(net, graph, at, chosen, top)
-    encoder, x = trained.encoder, graph[0]
+    encoder, x, ids = trained.encoder, graph[0], _ids(source, start)[own][near]
     names = encoder.names if encoder else [f"feature {i}" for i in range(x.shape[1])]
-    ids = _ids(source, start)[own][near]
+    columns = _tried(net, graph, at, chosen, by_feature, _without_feature, top)
+    nodes = _tried(net, graph, at, chosen, by_node, _without_neighbour, top)
     return NodeExplanation(
         node=node,
         client=found,
         label=trained.classes[chosen],
         probability=float(chances[chosen]),
-        features=reasons.of_features(by_feature, names),
-        neighbours=reasons.of_neighbours(by_node, ids),
+        features=tuple(Reason(names[i], float(x[at, i]), *rest) for i, *rest in columns),
+        neighbours=tuple(Reason(str(ids[i]), None, *rest) for i, *rest in nodes),
     )
 
 
@@ -147,15 +149,13 @@ def _near(part: Source, at: int, hops: int) -> np.ndarray:
     return seen
 
 
-def _tensors(part: Source) -> tuple[Tensor, Tensor, Tensor | None]:
+def _tensors(part: Source) -> Tensors:
     x = part.x.toarray() if isinstance(part.x, sp.csr_array) else part.x
     weight = None if part.weight is None else torch.from_numpy(part.weight)
     return torch.from_numpy(x), torch.from_numpy(part.edges), weight
 
 
-def _masks(
-    net: Network, graph: tuple[Tensor, Tensor, Tensor | None], at: int
-) -> tuple[Tensor, Tensor]:
+def _masks(net: Network, graph: Tensors, at: int) -> tuple[Tensor, Tensor]:
     """The importance of each feature, (D,), and of each node as a neighbour, (N,)."""
     from torch_geometric.explain import Explainer, GNNExplainer
 
@@ -182,45 +182,29 @@ def _masks(
     return (found.node_mask * (x != 0)).sum(0), per_node
 
 
-@dataclass(frozen=True)
-class _Reasons:
-    net: Network
-    graph: tuple[Tensor, Tensor, Tensor | None]
-    at: int
-    chosen: int  # the predicted class
-    top: int
+def _tried(
+    net: Network, graph: Tensors, at: int, chosen: int, mask: Tensor, without: Without, top: int
+) -> list[tuple[int, float, float]]:
+    """Place, importance and the chosen class's probability without it, the lowest first."""
+    order, found = mask.argsort(descending=True, stable=True).tolist(), []
+    for place in order[: SHORTLIST * top]:
+        if mask[place] > 0:
+            with torch.no_grad():
+                chances = net(*without(graph, place))[at].softmax(-1)
+            found.append((place, float(mask[place] / mask.max()), float(chances[chosen])))
+    return sorted(found, key=lambda one: one[2])[:top]
 
-    def of_features(self, mask: Tensor, names: Sequence[str]) -> tuple[Reason, ...]:
-        x, edges, weight = self.graph
-        found = []
-        for place, share in self._shortlist(mask):
-            less = x.clone()
-            less[:, place] = 0
-            without = self._chance(less, edges, weight)
-            found.append(Reason(names[place], float(x[self.at, place]), share, without))
-        return self._ranked(found)
 
-    def of_neighbours(self, mask: Tensor, ids: np.ndarray) -> tuple[Reason, ...]:
-        x, edges, weight = self.graph
-        found = []
-        for place, share in self._shortlist(mask):
-            kept = (edges != place).all(0)
-            without = self._chance(x, edges[:, kept], None if weight is None else weight[kept])
-            found.append(Reason(str(ids[place]), None, share, without))
-        return self._ranked(found)
+def _without_feature(graph: Tensors, place: int) -> Tensors:
+    x, edges, weight = graph
+    kept = torch.arange(x.shape[1]) != place
+    return x * kept, edges, weight
 
-    def _shortlist(self, mask: Tensor) -> Iterator[tuple[int, float]]:
-        order = mask.argsort(descending=True, stable=True).tolist()
-        for place in order[: SHORTLIST * self.top]:
-            if mask[place] > 0:
-                yield place, float(mask[place] / mask.max())
 
-    def _ranked(self, found: list[Reason]) -> tuple[Reason, ...]:
-        return tuple(sorted(found, key=lambda reason: reason.without)[: self.top])
-
-    def _chance(self, x: Tensor, edges: Tensor, weight: Tensor | None) -> float:
-        with torch.no_grad():
-            return float(self.net(x, edges, weight)[self.at].softmax(-1)[self.chosen])
+def _without_neighbour(graph: Tensors, place: int) -> Tensors:
+    x, edges, weight = graph
+    kept = (edges != place).all(0)
+    return x, edges[:, kept], None if weight is None else weight[kept]
 
 
 def node_tables(found: NodeExplanation) -> list[Table]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,18 +32,7 @@ TABLE = option("--out FILE", "A table to write: .parquet or .csv.", PATH, requir
     options.QUIET,
     example="atoll predict my-run --data next-week/ --joined --out scores.parquet",
 )
-def predict(
-    run: Path,
-    data: str,
-    out: Path,
-    joined: bool,
-    client: str | None,
-    seed: int | None,
-    device: str,
-    block: int | None,
-    threshold: float | None,
-    quiet: bool,
-) -> None:
+def predict(run: Path, data: str, out: Path, quiet: bool, **given: Any) -> None:
     """Write id, client, class, alert and the probability of each class for the nodes in NEW.
 
     The column alert (yes or no) needs a threshold: the run's own, or the given one.
@@ -52,17 +41,7 @@ def predict(
     from atoll.experiment.predictions import check_table
 
     check_table(out)
-    found = predicted(
-        run,
-        data,
-        joined=joined,
-        client=client,
-        seed=seed,
-        device=device,
-        block=block,
-        threshold=threshold,
-    )
-    write(found, out, quiet=quiet)
+    write(predicted(run, data, **given), out, quiet=quiet)
 
 
 def write(found: Predictions, out: Path, *, quiet: bool) -> None:

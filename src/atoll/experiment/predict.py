@@ -280,28 +280,17 @@ def predict_with(
 ) -> Predictions:
     """Predict with a model that was read; the arguments are those of `predict`."""
     alert = trained.alert(threshold)
-    return replace(_predicted(trained, data, client, block, joined=joined), alert=alert)
-
-
-def _predicted(
-    trained: Trained,
-    data: str | Path | Data,
-    client: str | None,
-    block: int | None,
-    *,
-    joined: bool,
-) -> Predictions:
     found, start, notes = load_data(trained, data, client, joined=joined)
     if not isinstance(found, Source):
         if joined or block:
             raise ConfigError("joined and block are for one graph; leave them out")
-        return _predict_clients(trained, found, client)
+        return replace(_predict_clients(trained, found, client), alert=alert)
     found, owner = prepare(trained, found, start, client)
     logits = _in_pieces(trained, found, owner, start, block)
     numbers = np.arange(start, found.num_nodes)
     ids = found.columns["id"][start:] if "id" in found.columns else numbers - start
     notes = (*notes, *trained.notes)
-    return Predictions(ids, owner[start:], logits, trained.classes, notes)
+    return Predictions(ids, owner[start:], logits, trained.classes, notes, alert)
 
 
 def prepare(
