@@ -240,7 +240,7 @@ def test_a_full_disk_is_one_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_disk_that_is_full_later_tells_how_to_continue(cli, monkeypatch) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, mode: int) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
