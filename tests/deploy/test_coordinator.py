@@ -401,8 +401,11 @@ def test_owners_with_tables_of_their_own_equal_the_serial_run(make_room, tables,
 def test_owners_whose_columns_differ_are_refused(make_room, tables, tmp_path):
     room = make_room(small_federation())
     sites = owners(room, tables, tmp_path, "b", "amount")
-    with pytest.raises(DataError, match=r"do not fit together: words \['column b'\] and"):
+    with pytest.raises(DataError, match="'bank-a' and 'bank-b' differ in the column 'amount'"):
         room.run(room.order("fedath", rounds=2), room.fleet(sites=sites))
+    order = room.order("fedath", rounds=2, encoder="local")
+    with pytest.raises(DataError, match=r"do not fit together: words \['column b'\] and"):
+        room.run(order, room.fleet(sites=sites))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedath", "fedper", "fedopt", "moon", "adafgl"])

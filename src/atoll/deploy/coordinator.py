@@ -15,9 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -28,7 +27,6 @@ from atoll.core.errors import (
     AtollError,
     ClientLost,
     ConfigError,
-    DataError,
     ServerDiverged,
     WireError,
 )
@@ -37,7 +35,17 @@ from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.losses import class_weights_of
 from atoll.core.method import Method
 from atoll.core.task import task_named
+from atoll.data.own.agree import MODES, Told
 from atoll.deploy.activity import ServerRun
+from atoll.deploy.agreement import (
+    ENCODER,
+    ROSTER,
+    SiteSummary,
+    check_alike,
+    encoded,
+    encoder_of,
+    read_summaries,
+)
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import check_name
 from atoll.deploy.lock import Busy, FolderLock
@@ -67,8 +75,6 @@ from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 
-ROSTER = "roster.json"
-
 
 class Order(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
@@ -83,25 +89,6 @@ class Order(
     join: float = 120.0  # seconds that a site may take to answer at the start
     update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the others'
     without: tuple[str, ...] = ()  # sites that the administrator continued without
-
-
-Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-
-
-class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The `SiteData.summary` that a site sends when it joins."""
-
-    features: Size
-    classes: Size
-    task: Annotated[str, msgspec.Meta(max_length=100)]
-    counts: tuple[Size, Size, Size]
-    nodes: Size
-    metric: Annotated[str, msgspec.Meta(max_length=100)]
-    words: list[str]
-
-    def __post_init__(self) -> None:
-        if max(self.counts) > self.nodes:
-            raise ValueError(f"counts are {self.counts}, but there are {self.nodes} nodes")
 
 
 class TooFew(ClientLost):
@@ -206,6 +193,7 @@ def _coordinate(
             config=config,
             fleet=fleet,
             audit=audit,
+            encoder=folder / ENCODER,
             out=out,
             activity=activity,
             earlier=tuple(seed.ledger for seed in seeds),
@@ -227,7 +215,7 @@ def _coordinate(
 def read_federated_result(order: Order, folder: Path) -> Result:
     """The result of a finished run, from the files that the server sent."""
     wanted = make_config(**parse_config(order.config, "the configuration"))
-    roster = _roster(order, wanted, _read_summaries(folder / ROSTER))
+    roster = _roster(order, wanted, read_summaries(folder / ROSTER))
     settled, seeds = Settled.of(wanted, roster), []
     for seed in settled.config.all_seeds:
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
@@ -247,20 +235,29 @@ def agree(
     privacy = msgspec.to_builtins(config.dp)
     head = {"do": "hello", "run": order.run, **wanted, "dp": privacy}
     head |= {"version": remote.PROTOCOL, "atoll": __version__}
+    head["encoder"] = config.encoder or MODES[0]
+    if head["encoder"] == "pooled":
+        hint = "use federated or local"
+        raise ConfigError(f"--encoder pooled is for simulations: no server sees all rows; {hint}")
     asked = [site for site in order.sites if site not in order.without]
     replies, failures = fleet.map(
         "hello", dict.fromkeys(asked, remote.Packet(head, b"")), order.join
     )
-    joined, versions = {}, {}
+    joined, versions, told = {}, {}, {}
     for site, packet in replies.items():
         versions[site] = str(packet.head.pop("atoll", "older"))[:40]
         try:
+            told[site] = msgspec.json.decode(packet.body or b"[]", type=list[Told])
             joined[site] = msgspec.convert(packet.head, SiteSummary)
-        except msgspec.ValidationError as error:
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
             reason = remote.one_line(f"its summary of the data cannot be used: {error}")
             failures[site] = remote.Failure(remote.BAD, reason)
     audit.note("versions", server=__version__, sites=versions)
-    known = _read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
+    known = read_summaries(folder / ROSTER) if (folder / ROSTER).exists() else None
+    told = {site: told[site] for site in joined}
+    encoder = encoder_of(folder, told, is_new=known is None)
+    if encoder:
+        joined = {site: encoded(joined[site], told[site], encoder) for site in joined}
     sites = known or joined
     for site, now in joined.items():
         if sites[site] != now:
@@ -274,16 +271,12 @@ def agree(
         if refused or known is None:
             raise remote.SitesFailed(refused or failures)
         raise TooFew(order, failures)
-    _check_alike(sites)
+    check_alike(sites)
     for site in order.without:
         why = remote.Failure(remote.DROPPED, "the administrator continued without it")
         failures[site] = why
     write_atomically(folder / ROSTER, msgspec.json.encode(sites))
     return _roster(order, config, sites), dict(failures)
-
-
-def _read_summaries(path: Path) -> dict[str, SiteSummary]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
 
 
 def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
@@ -299,21 +292,6 @@ def _no_history(roster: remote.Roster) -> History:
     return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
 
 
-def _check_alike(sites: Mapping[str, SiteSummary]) -> None:
-    """Refuse sites whose data do not fit together."""
-    first, *others = sites
-    for name, key in product(others, ("task", "features", "classes", "metric", "words")):
-        one, other = getattr(sites[first], key), getattr(sites[name], key)
-        if one == other:
-            continue
-        if key == "words" and set(one) != set(other):
-            left, right = set(one), set(other)  # a site may send millions
-            one, other = [w for w in one if w not in right], [w for w in other if w not in left]
-        hint = "agree on the columns and give every site the same --classes"
-        one, other = (remote.one_line(found, 300) for found in (one, other))
-        raise DataError(f"{first} and {name} do not fit together: {key} {one} and {other}; {hint}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederatedExperiment(Experiment):
     """An experiment whose clients are sites."""
@@ -322,6 +300,7 @@ class FederatedExperiment(Experiment):
     config: RunConfig
     fleet: remote.Fleet
     audit: Audit
+    encoder: Path  # of the sites' tables, if they have some
     out: dict[str, remote.Failure]
     activity: ServerRun
     earlier: tuple[Ledger, ...]  # of the seeds before this one
@@ -391,6 +370,8 @@ class FederatedRun(Run):
         """Have the sites build the method; those that did not."""
         wanted = self.experiment
         head = {"do": "begin", "run": self.run_name, "config": config_text(wanted.config)}
+        if wanted.encoder.exists():
+            head["encoder"] = json.loads(wanted.encoder.read_bytes())
         packets = dict.fromkeys(sites, remote.Packet(head, b""))
         return wanted.fleet.map("begin", packets, wanted.order.join)[1]
 

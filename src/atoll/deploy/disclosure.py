@@ -6,6 +6,7 @@ client's, so that the shapes are the real ones; nothing is sent.
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from rich import box
 from rich.console import Group
@@ -15,6 +16,7 @@ from rich.text import Text
 from atoll.core.federation import Federation
 from atoll.core.method import Method, Step
 from atoll.core.tree import Tree, named_leaves
+from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Json
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import keeps_scores
@@ -86,10 +88,22 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
         "method": config.method,
         "rounds_tried": ROUNDS,
         "told_when_joining": data.summary(sizes=not keeps_scores(config.dp)),
+        "told_of_columns": _columns(config, data, policy),
         "run": _verdict(policy, config, method=bare),
         "fields": fields,
         "steps_not_seen": unseen,
     }
+
+
+def _columns(config: RunConfig, data: SiteData, policy: Policy) -> list[Json] | str:
+    """What a site tells of its columns for an encoder of all sites, or why it tells nothing."""
+    if config.encoder not in (None, MODES[0]):
+        return f"nothing, with --encoder {config.encoder}"
+    try:
+        told = data.tell(policy, private=config.dp is not None)
+    except Refusal as error:
+        return f"refused: {error}"
+    return [msgspec.to_builtins(one) for one in told]
 
 
 def _verdict(
@@ -120,6 +134,11 @@ def disclosure_table(found: Json) -> Group:
         plain = (row[name] for name in ("step", "field", "shape", "type"))
         table.add_row(*plain, str(row["bytes_per_round"]), row["verdict"].partition(":")[0])
     notes = [f"run: {found['run']}", f"told when joining: {found['told_when_joining']}"]
+    columns = found["told_of_columns"]
+    if isinstance(columns, str):
+        notes.append(f"told of columns: {columns}")
+    else:
+        notes += [f"told of column {one['name']}: {one}" for one in columns]
     declared = {(r["step"], r["field"].split(".")[0], r["declared"]) for r in found["fields"]}
     notes += [f"{s}.{f} is declared: {why}" for s, f, why in sorted(declared) if why]
     notes += sorted({r["verdict"] for r in found["fields"] if r["verdict"] != "allowed"})

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from atoll.core.errors import WireError
+from atoll.data.own.agree import Agreed
 from atoll.deploy.audit import Json
 from atoll.engines.fleet import NEVER
 
@@ -30,6 +31,7 @@ class Hello(msgspec.Struct, frozen=True):
     rounds: Annotated[int, Meta(ge=0)]
     dp: Annotated[dict[Word, float | Word], Meta(max_length=20)] | None
     atoll: Annotated[str, Meta(max_length=40)] = ""  # the server's version, for the log
+    encoder: Word = ""  # "federated" asks for what a site tells of its columns
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -37,6 +39,8 @@ class Begin(msgspec.Struct, frozen=True):
 
     run: Word
     config: Annotated[str, Meta(max_length=CONFIG)]
+    # What all sites use for the columns of their tables: a list of `data.own.agree.Agreed`.
+    encoder: Annotated[list[Agreed], Meta(max_length=100_000)] = []
 
 
 class Question(msgspec.Struct, frozen=True):

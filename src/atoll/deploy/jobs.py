@@ -64,9 +64,11 @@ class Participant(SiteExecutor):
         paths = (settings.get(name) for name in ("schema", "policy"))
         schema, policy = (None if path is None else Path(path) for path in paths)
         given = {name: settings[name] for name in ("classes", "split", "seed") if name in settings}
-        data = read_site_data(Path(settings["data"]), schema=schema, **given)
+        rules = read_policy(policy)
+        path, rare = Path(settings["data"]), rules.rare_categories
+        data = read_site_data(path, schema=schema, rare=rare, **given)
         device = choose_device(settings.get("device", "cpu"))
-        site = Site(data, read_policy(policy), state_folder(kit), device, kit)
+        site = Site(data, rules, state_folder(kit), device, kit)
         self.watchdog = Watchdog(site)
         return self.watchdog.answer
 

@@ -58,6 +58,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kept_bytes: int = 100 << 30  # of its runs and its audit log, when a run begins or a model comes
     # Each step.field with a node or edge axis, or derived from the private state; or "declared".
     disclose: tuple[str, ...] | str = ()
+    statistics: bool = True  # counts, means and deviations of columns, for an encoder of all sites
+    rare_categories: int = 1  # rows that a value of a category needs to be told
     noise: float | None = None  # least noise of a differentially private run; None allows any run
     epsilon: float | None = None  # most epsilon against the server, over all runs of this site
     delta: float = 1e-5  # of that epsilon
@@ -132,6 +134,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 hint = f'its owner can allow it with disclose = ["{field}"]'
                 raise Refusal(f"{refused} ({reason}); {hint}")
 
+    def check_statistics(self) -> None:
+        """Refuse to tell statistics of columns, unless the owner allows it."""
+        if not self.statistics:
+            refused = "its policy does not allow statistics of columns (statistics = false)"
+            raise Refusal(f"{refused}; run with --encoder local")
+
     def check_model(self, size: int) -> None:
         """Refuse to take a larger model than the owner allows."""
         if size > self.model_bytes:
@@ -200,7 +208,8 @@ def read_policy(path: Path | None) -> Policy:
         raise ConfigError(f"policy {path} cannot be used: {error}") from error
     if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
         raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
-    bounds = dict.fromkeys(("noise", "epsilon", *SIZES, *WORK), math.inf) | {"delta": 1}
+    above = ("noise", "epsilon", *SIZES, *WORK, "rare_categories")
+    bounds = dict.fromkeys(above, math.inf) | {"delta": 1}
     for name, below in bounds.items():
         value = getattr(policy, name)
         if value is not None and not 0 < value < below:

@@ -16,6 +16,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from atoll.core.tree import (
     structure,
     tree_map,
 )
+from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
@@ -158,10 +160,15 @@ class Site:
         summary = self.data.summary(sizes=not keeps_scores(privacy))
         if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
-        told = {**summary, "words": len(self.data.words)}
+        body, told = b"", {**summary, "words": len(self.data.words)}
+        if head.encoder == MODES[0]:
+            columns = self.data.tell(self.policy, private=privacy is not None)
+            body = msgspec.json.encode(columns) if columns else b""
+            self.policy.check_bytes(len(body), 0)
+            told["columns"] = [one.name for one in columns]
         server = head.atoll or "older"
         self.audit.note("hello", run=head.run, method=head.method, server=server, told=told)
-        return Packet(summary, b"")
+        return Packet(summary, body)
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
@@ -170,6 +177,8 @@ class Site:
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
         self.private = self.private or config.dp is not None
+        if head.encoder:
+            self.data = self.data.with_encoder(head.encoder)
         graph = self.data.graph
         method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
         self.policy.check_size(method)

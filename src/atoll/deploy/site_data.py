@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError, DataError, WireError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.data.divide import InducedSubgraphs, check_client
+from atoll.data.own.agree import Agreed, Told, check_declared, check_sums, with_agreed
+from atoll.data.own.encoder import Encoder
+from atoll.data.own.schema import OwnOptions
 from atoll.data.split import growth, time_column
 from atoll.data.split import split as assign_roles
+from atoll.deploy.policy import Policy, Refusal
 from atoll.engines.codec import load_checkpoint, save_checkpoint
 
 KIND = "atoll client"
@@ -32,6 +38,30 @@ class SiteData:
     words: tuple[str, ...] = ()  # names of classes and feature columns, equal at every site
     # How the columns of own tables became features (`data.own.encoder`), as plain values.
     encoder: Mapping[str, object] | None = None
+    told: tuple[Told, ...] = ()  # of the columns of own tables, for an encoder of all sites
+    read: Callable[..., SiteData] | None = None  # reads the tables again, with an `encoder`
+
+    def tell(self, policy: Policy, *, private: bool) -> tuple[Told, ...]:
+        """What the server may know of the columns; refuses what the owner does not allow."""
+        if not self.told:
+            return ()
+        features = Encoder.from_plain(self.encoder or {}).features
+        try:
+            check_declared(features) if private else check_sums(features)
+        except ConfigError as error:
+            raise Refusal(str(error)) from error
+        if not private:
+            policy.check_statistics()
+        return self.told
+
+    def with_encoder(self, agreed: Sequence[Agreed]) -> SiteData:
+        """The same tables as all sites encode them."""
+        if self.read is None or self.encoder is None:
+            raise WireError("an encoder came, but the data of this site are no tables")
+        own = Encoder.from_plain(self.encoder)
+        if [f.name for f in own.features] != [a.name for a in agreed]:
+            raise WireError("an encoder came for other columns than those of this site")
+        return self.read(encoder=replace(own, features=with_agreed(own.features, agreed)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -72,11 +102,14 @@ def read_site_data(
     classes: Sequence[str] = (),
     split: str = "stratified",
     seed: int = 0,
+    rare: int = 1,
+    encoder: Encoder | None = None,
 ) -> SiteData:
     """A site's data: a file of `write_clients`, or anything that `--data PATH` can be.
 
     `schema` holds the column roles of tables, `classes` all classes of the federation, of which
     this site may lack some. A split that the data give takes precedence over `split` and `seed`.
+    A value of a category in fewer than `rare` rows is not told. `encoder` is that of all sites.
     """
     if path.suffix == SUFFIX:
         content = load_checkpoint(path)
@@ -85,9 +118,16 @@ def read_site_data(
             raise DataError(f"'{path}' is not a client's data; {hint}")
         return SiteData(content["graph"], content["classes"], content["name"], content["metric"])
     from atoll.data.own.reader import load_own
-    from atoll.data.own.schema import OwnOptions
 
-    source, report = load_own(path, schema, OwnOptions(time=time_column(split)))
+    given: dict[str, Any] = {
+        "schema": schema,
+        "classes": classes,
+        "split": split,
+        "seed": seed,
+        "rare": rare,
+    }
+    alone = OwnOptions(time=time_column(split), encoder="pooled")
+    source, report = load_own(path, schema, alone, encoder=encoder, telling=rare)
     source = source.prepared()
     labels, count = source.y, source.classes
     names = tuple(map(str, report.classes))
@@ -106,5 +146,7 @@ def read_site_data(
     graph = InducedSubgraphs(source).graph(everyone, roles, grows)
     check_client(f"'{path}'", graph, labels, ("no-edge", "single-class"))
     words = (*(f"class {n}" for n in names), *(f"column {n}" for n in report.features))
-    encoder = None if source.encoder is None else replace(source.encoder, classes=names).plain()
-    return SiteData(graph, count, path.resolve().name, words=words, encoder=encoder)
+    plain = None if source.encoder is None else replace(source.encoder, classes=names).plain()
+    again = partial(read_site_data, path, **given)
+    found = SiteData(graph, count, path.resolve().name, words=words, encoder=plain)
+    return replace(found, told=report.told, read=again)

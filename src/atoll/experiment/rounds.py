@@ -365,7 +365,8 @@ def check_task(method: Method, federation: Federation) -> None:
     if task not in method.tasks:
         known = " and ".join(f"{known}s" for known in method.tasks)
         raise ConfigError(f"{name} classifies {known}, but {have}; choose another method")
-    if (why := method.why_bound()) and federation.graphs[0].since is not None:
+    here = isinstance(federation, Federation)  # a server has no graphs, only the sites' summaries
+    if (why := method.why_bound()) and here and federation.graphs[0].since is not None:
         hint = "choose another method or split"
         raise ConfigError(f"{name} cannot predict nodes that are absent in training: {why}; {hint}")
     if task_of(method.net) != task:

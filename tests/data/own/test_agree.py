@@ -135,6 +135,13 @@ def test_one_owner_cannot_be_local(tmp_path: Path) -> None:
         load_own(tmp_path / "h0", tmp_path / "schema.toml", OwnOptions(encoder="local"))
 
 
+def test_a_column_of_times_names_no_client(tmp_path: Path) -> None:
+    hospitals(tmp_path)
+    alone = OwnOptions(time="when", encoder="local", missing="mean")
+    with pytest.raises(ConfigError, match="needs tables that name the client of each node"):
+        load_own(tmp_path / "h0", options=alone)
+
+
 @pytest.mark.parametrize(
     ("one", "two", "sentence"),
     [

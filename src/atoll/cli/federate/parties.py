@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -117,7 +118,8 @@ def site(
     named = names(classes)
     rules = read_policy(policy)
     # Reading the data now reports their faults here and not in a log.
-    own = read_site_data(data, schema=schema, classes=named, split=split, seed=seed or 0)
+    drawn = partial(read_site_data, split=split, seed=seed or 0, rare=rules.rare_categories)
+    own = drawn(data, schema=schema, classes=named)
     if given["method"] is not None:
         from atoll.deploy.disclosure import disclosure, disclosure_table
 

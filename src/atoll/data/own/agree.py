@@ -33,6 +33,7 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Text
     form: Text  # its kind and the choices that must be alike
     values: Values = ()  # of a category
+    more: Values = ()  # names of the feature columns, but for those of the values
     rows: Annotated[int, Meta(ge=0)] = 0  # that have a number
     mean: float = 0.0
     squares: Annotated[float, Meta(ge=0)] = 0.0  # sum of the squared deviations from the mean
@@ -90,20 +91,29 @@ def check_declared(features: Sequence[Feature]) -> None:
             raise ConfigError(f"{told}; give {keys} under {where}, or --encoder local")
 
 
-def tell(feature: Feature, found: np.ndarray | None) -> Told:
-    """What an owner tells of a column; `found` are its numbers, NaN where there is none."""
+def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = ()) -> Told:
+    """What an owner tells of a column: of numbers, NaN where there is none, or of values."""
     rule, need = feature.rule, needs(feature)
     choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
     form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
     if feature.kind == "category":
-        return Told(feature.name, form, feature.values)
+        more = feature.names[len(feature.values) :]
+        return Told(feature.name, form, values or feature.values, tuple(more))
+    told = Told(feature.name, form, (), tuple(feature.names))
     if need != "sums" or found is None:
-        return Told(feature.name, form)
+        return told
     known = found[~np.isnan(found)]
     mean = float(known.mean()) if known.size else 0.0
     away = known - mean
     squares = float((away**2).sum())
-    return Told(feature.name, form, (), known.size, mean, squares, float(away.sum()))
+    sums = {"rows": known.size, "mean": mean, "squares": squares, "rest": float(away.sum())}
+    return msgspec.structs.replace(told, **sums)
+
+
+def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
+    """The names of all feature columns after an agreement."""
+    pairs = zip(told, agreed, strict=True)
+    return [n for t, a in pairs for n in (*(f"{t.name}={v}" for v in a.values), *t.more)]
 
 
 def agree(told: Mapping[str, Sequence[Told]]) -> tuple[Agreed, ...]:

@@ -303,7 +303,8 @@ def fit(
         if needs(feature) in ("sums", "order"):
             numbers = feature.in_days(feature.measured(columns[feature.name]))
         if loading.telling:
-            loading.report.told += (tell(feature, numbers),)
+            frequent = _frequent(feature, columns[feature.name], loading.telling)
+            loading.report.told += (tell(feature, numbers, frequent),)
         for name, rows in groups.items() if together else ():
             told[str(name)].append(tell(feature, None if numbers is None else numbers[rows]))
         own = groups if mode == "local" else {}
@@ -312,6 +313,20 @@ def fit(
         ready = [_with_statistics(f, None, {}) for f in made]
         return with_agreed(ready, agree(told))
     return tuple(made)
+
+
+def _frequent(feature: Feature, column: Column, least: int) -> tuple[str, ...]:
+    """The values of a category in so many rows; one that is rarer needs a place among others."""
+    if needs(feature) != "values" or least <= 1:
+        return feature.values
+    texts = values.cleaned(column, feature.rule).values.cast(pa.large_string())
+    counts = pc.value_counts(texts.combine_chunks().drop_null())
+    often = counts.field("values").filter(pc.greater_equal(counts.field("counts"), least))
+    kept = tuple(sorted(often.to_pylist()))
+    if len(kept) < len(feature.values) and feature.rule.other is None:
+        problem = f"column '{feature.name}' has values in fewer than {least} rows, which stay here"
+        raise ConfigError(f'{problem}; give other = "other" under [columns.{feature.name}]')
+    return kept
 
 
 def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
@@ -428,7 +443,8 @@ def encode_nodes(
     split = None if roles.split is None else convert.split_roles(columns[roles.split])
     if clients is None and owners:
         names = (str(loading.options.owner), "client", *owners)
-        clients = next(owners[name] for name in names if name in owners)
+        natural = [n for n in names if n in owners and n != loading.options.time]
+        clients = owners[natural[0]] if natural else None
     if encoder is not None:
         y = y if roles.label is None else encoder.labels(columns[roles.label])
         x, classes = encoder.transform(columns, clients), encoder.classes

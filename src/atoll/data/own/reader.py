@@ -38,6 +38,7 @@ def load_own(
     schema: str | Path | None = None,
     options: OwnOptions | None = None,
     encoder: Encoder | None = None,
+    telling: int = 0,
 ) -> tuple[Source, OwnReport]:
     """Load a user's graph; the errors say where a file cannot be used, and what to do.
 
@@ -48,6 +49,7 @@ def load_own(
         schema: A TOML file with the roles of columns; by default `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
         encoder: Of an earlier run, which the tables must fit; by default one is fitted to them.
+        telling: Rows that a value needs to be told to others; above 0 the report has what a site tells.
     """
     path, options = Path(path), options or OwnOptions()
     if not path.exists():
@@ -56,7 +58,7 @@ def load_own(
         own = path / "schema.toml"
         if schema is None and own.is_file():
             schema = own
-        loading = Loading(_schema(schema, options), options, encoder=encoder)
+        loading = Loading(_schema(schema, options), options, encoder=encoder, telling=telling)
         parts = find_parts(path)
         nodes, ids = read_nodes(parts, loading)
         ends = read_edges(parts, ids, loading)

@@ -162,7 +162,9 @@ class Loading:
     options: OwnOptions = OwnOptions()
     report: OwnReport = field(default_factory=OwnReport)
     encoder: Encoder | None = None  # of a trained model, which new tables are encoded for
-    telling: bool = False  # whether the report is to hold what a site tells of its columns
+    # If above 0, the report holds what a site tells of its columns, and of a category the values
+    # that stand in so many rows.
+    telling: int = 0
     client: str | None = None  # whose tables they are, where no column names it
 
     def rule(self, name: str) -> Rule:

@@ -1,0 +1,76 @@
+"""What sites tell before a run, whether they fit together, and the encoder that they agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from atoll.core.errors import DataError
+from atoll.core.files import write_atomically
+from atoll.data.own.agree import Agreed, Told, agree, feature_names
+from atoll.engines import fleet as remote
+
+ROSTER = "roster.json"
+ENCODER = "encoder.json"
+"""What the sites agreed on for the columns of their tables."""
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The `SiteData.summary` that a site sends when it joins."""
+
+    features: Size
+    classes: Size
+    task: Annotated[str, msgspec.Meta(max_length=100)]
+    counts: tuple[Size, Size, Size]
+    nodes: Size
+    metric: Annotated[str, msgspec.Meta(max_length=100)]
+    words: list[str]
+
+    def __post_init__(self) -> None:
+        if max(self.counts) > self.nodes:
+            raise ValueError(f"counts are {self.counts}, but there are {self.nodes} nodes")
+
+
+def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) -> list[Agreed]:
+    """What sites with tables agree on, kept with the run; nothing if a site tells of none."""
+    path = folder / ENCODER
+    if is_new:
+        path.unlink(missing_ok=True)
+    if is_new and told and all(told.values()):
+        write_atomically(path, msgspec.json.encode(agree(told)))
+    return msgspec.json.decode(path.read_bytes(), type=list[Agreed]) if path.exists() else []
+
+
+def encoded(site: SiteSummary, told: list[Told], encoder: list[Agreed]) -> SiteSummary:
+    """A summary with the features that all sites will have."""
+    if [one.name for one in told] != [one.name for one in encoder]:
+        return site  # it is refused as different from the others, or from before
+    names = feature_names(told, encoder)
+    words = [word for word in site.words if word.startswith("class ")]
+    words += [f"column {name}" for name in names]
+    return msgspec.structs.replace(site, features=len(names), words=words)
+
+
+def read_summaries(path: Path) -> dict[str, SiteSummary]:
+    """The summaries of all sites, as a run keeps them."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
+
+
+def check_alike(sites: Mapping[str, SiteSummary]) -> None:
+    """Refuse sites whose data do not fit together."""
+    first, *others = sites
+    for name, key in product(others, ("task", "features", "classes", "metric", "words")):
+        one, other = getattr(sites[first], key), getattr(sites[name], key)
+        if one == other:
+            continue
+        if key == "words" and set(one) != set(other):
+            left, right = set(one), set(other)  # a site may send millions
+            one, other = [w for w in one if w not in right], [w for w in other if w not in left]
+        hint = "agree on the columns and give every site the same --classes"
+        one, other = (remote.one_line(found, 300) for found in (one, other))
+        raise DataError(f"{first} and {name} do not fit together: {key} {one} and {other}; {hint}")

@@ -1,0 +1,175 @@
+"""Sites with tables of their own agree on one encoder; owners decide what they tell for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.core.errors import ConfigError
+from atoll.data.own.reader import load_own
+from atoll.deploy.disclosure import disclosure
+from atoll.deploy.policy import Policy
+from atoll.deploy.site import Site
+from atoll.deploy.site_data import read_site_data
+from atoll.engines.fleet import Packet, SitesFailed
+from atoll.experiment.config import make_config
+from atoll.testing import small_federation
+from tests.data.own.graphs import folder
+
+SMALL = {"hidden": 8}
+DECLARED = """
+[columns]
+age = {scale = "range", range = [0, 90]}
+sex = {kind = "category", values = ["f", "m", "x"]}
+"""
+DP = {"clip": 1.0, "noise": 1.0}
+
+
+def hospital(path: Path, number: int, schema: str = "", rows: int = 24) -> Path:
+    """The tables of one hospital; only the second has sex = x, in six rows."""
+    lines = []
+    for i in range(rows):
+        sex = "x" if number == 1 and i % 4 == 0 else "fm"[i % 2]
+        lines.append(f"{i},{20 + 3 * i + 10 * number},{sex},{'uv'[i % 3 == 0]}")
+    edges = "\n".join(["source,target", *(f"{i},{(i + 1) % rows}" for i in range(rows))])
+    return folder(path, "\n".join(["id,age,sex,label", *lines]), edges, schema)
+
+
+def two(room, path: Path, schema: str = "", policy: Policy | None = None) -> dict[str, Site]:
+    room.names, rules = ("h0", "h1"), policy or Policy()
+    sites = {}
+    for number, name in enumerate(room.names):
+        data = read_site_data(hospital(path / name, number, schema), rare=rules.rare_categories)
+        sites[name] = Site(data, rules, path / f"{name}-site")
+    return sites
+
+
+def test_two_hospitals_of_which_one_has_sex_x(make_room, tmp_path) -> None:
+    room = make_room(small_federation())
+    sites = two(room, tmp_path)
+    room.run(room.order("fedavg", rounds=2, set=SMALL), room.fleet(sites=sites))
+    for number in range(2):  # as one table, of which each hospital has its part
+        name = f"h{number}"
+        (tmp_path / "all" / name).mkdir(parents=True)
+        for file in ("nodes.csv", "edges.csv"):
+            (tmp_path / "all" / name / file).write_bytes((tmp_path / name / file).read_bytes())
+    whole, report = load_own(tmp_path / "all")
+    assert report.features == ("age", "sex=f", "sex=m", "sex=x")
+    for name, site in sites.items():
+        mine = torch.from_numpy(whole.x[whole.columns["client"] == name])
+        assert torch.equal(site.data.graph.x, mine)
+        told = next(iter(site.audit.events(event="hello")))["told"]
+        assert told["columns"] == ["age", "sex"]
+    agreed = json.loads((room.folder / "server" / "encoder.json").read_text())
+    assert [one["name"] for one in agreed] == ["age", "sex"]
+    assert agreed[1]["values"] == ["f", "m", "x"]
+
+
+def test_a_resumed_run_keeps_its_encoder(make_room, tmp_path) -> None:
+    room = make_room(small_federation())
+    before = two(room, tmp_path)
+    order = room.order("fedavg", rounds=2, set=SMALL)
+    room.run(order, room.fleet(sites=before))
+    for site in before.values():
+        site.close()
+    after = two(room, tmp_path)
+    room.run(order, room.fleet(sites=after))
+    for name, site in after.items():
+        assert torch.equal(site.data.graph.x, before[name].data.graph.x)
+
+
+@pytest.mark.parametrize(
+    ("policy", "schema", "options", "sentence"),
+    [
+        (Policy(statistics=False), "", {}, "its policy does not allow statistics of columns"),
+        (Policy(), "", {"dp": DP}, "a private run tells no statistics of rows"),
+        (Policy(), "[columns.age]\nscale='robust'\n", {}, "column 'age' needs a median"),
+    ],
+)
+def test_owners_may_refuse(make_room, tmp_path, policy, schema, options, sentence) -> None:
+    room = make_room(small_federation())
+    sites = two(room, tmp_path, schema, policy)
+    with pytest.raises(SitesFailed, match=sentence):
+        room.run(room.order("fedavg", rounds=1, **options), room.fleet(sites=sites))
+
+
+def test_a_private_run_with_declared_columns(make_room, tmp_path) -> None:
+    room = make_room(small_federation())
+    sites = two(room, tmp_path, DECLARED, Policy(statistics=False))
+    room.run(room.order("fedavg", rounds=1, set=SMALL, dp=DP), room.fleet(sites=sites))
+    assert sites["h0"].data.graph.num_features == 4
+
+
+def test_pooled_is_for_simulations(make_room, tmp_path) -> None:
+    room = make_room(small_federation())
+    with pytest.raises(ConfigError, match="--encoder pooled is for simulations"):
+        room.run(room.order("fedavg", encoder="pooled"), room.fleet(sites=two(room, tmp_path)))
+
+
+def test_rare_values_stay_at_their_site(make_room, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="column 'sex' has values in fewer than 7 rows, which"):
+        read_site_data(hospital(tmp_path / "alone", 1), rare=7)
+    room = make_room(small_federation())
+    other = '[columns.sex]\nkind = "category"\nother = "other"\n'
+    sites = two(room, tmp_path, other, Policy(rare_categories=7))
+    room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(sites=sites))
+    x = sites["h1"].data.graph.x
+    assert x.shape[1] == 4
+    assert x[:, 3].sum() == 6  # x is one of the others, and no site was told its name
+    assert not any("x" in one.values for site in sites.values() for one in site.data.told)
+
+
+def test_a_dry_run_shows_what_is_told_of_columns(tmp_path) -> None:
+    data = read_site_data(hospital(tmp_path / "h", 1))
+    found = disclosure(make_config(method="fedavg"), data, Policy())["told_of_columns"]
+    assert [(one["name"], one["rows"], one["values"]) for one in found] == [
+        ("age", 24, ()),
+        ("sex", 0, ("f", "m", "x")),
+    ]
+    refused = disclosure(make_config(method="fedavg"), data, Policy(statistics=False))
+    assert refused["told_of_columns"].startswith("refused: its policy does not allow statistics")
+    local = disclosure(make_config(method="fedavg", encoder="local"), data, Policy())
+    assert local["told_of_columns"] == "nothing, with --encoder local"
+
+
+def begun(site: Site, encoder: object) -> Packet:
+    config = 'method = "fedavg"\nrounds = 1\n'
+    return site.answer(
+        Packet({"do": "begin", "run": "r", "config": config, "encoder": encoder}, b"")
+    )
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        [{"name": "age"}],
+        [{"name": "age", "spread": 0.0}, {"name": "sex"}],
+        [{"name": "age", "centre": 1e999}, {"name": "sex"}],
+        [{"name": "age", "code": "x"}, {"name": "sex"}],
+        "age",
+    ],
+)
+def test_a_false_encoder_is_refused(tmp_path, encoder: object) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    answer = begun(site, encoder)
+    assert answer.head["failure"] == "bad"
+    assert site.job is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [b"{", b"[3]", b'[{"name": "age", "form": "number", "rows": -1}]', b'[{"name": 3}]'],
+)
+def test_false_statistics_of_a_site_are_refused(make_room, tmp_path, told: bytes) -> None:
+    room = make_room(small_federation())
+
+    def lie(site: str, question: Packet, answer: Packet) -> Packet:
+        lying = site == "h1" and question.head["do"] == "hello"
+        return Packet(answer.head, told) if lying else answer
+
+    fleet = room.fleet(lie, sites=two(room, tmp_path))
+    with pytest.raises(SitesFailed, match="h1: its summary of the data cannot be used"):
+        room.run(room.order("fedavg", rounds=1), fleet)
