@@ -363,8 +363,8 @@ def test_a_client_without_a_training_node(cli, tmp_path: Path) -> None:
     (tmp_path / "g" / "nodes.csv").write_text("id,age,label,client,split\n" + "".join(rows))
     (tmp_path / "g" / "edges.csv").write_text("source,target\n0,1\n2,3\n4,5\n6,7\n")
     assert refusal(cli, "run", "--data", "g", "--split", "given") == (
-        "client 'b' of 2 (4 nodes of 'g') has no training node; use fewer clients, another partition "
-        "or split, or a larger training share"
+        "client 'b' of 2 (4 nodes of 'g') has no training node; use fewer clients, another "
+        "partition or split, or a larger training share"
     )
 
 
