@@ -49,7 +49,8 @@ def load_own(
         schema: A TOML file with the roles of columns; by default `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
         encoder: Of an earlier run, which the tables must fit; by default one is fitted to them.
-        telling: Rows that a value needs to be told to others; above 0 the report has what a site tells.
+        telling: Rows that a value needs to be told to others; above 0 the report has what a site
+            tells.
     """
     path, options = Path(path), options or OwnOptions()
     if not path.exists():
