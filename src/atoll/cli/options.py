@@ -61,6 +61,11 @@ CLIENTS = option(
     "--clients K", "Number of clients.  [default: the protocol's, or one per owner]", int
 )
 _PROTOCOLS = "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
+ENCODER = option(
+    "--encoder NAME",
+    "How owners of tables measure columns: federated (sums and counts, no rows), local or pooled.  "
+    "[default: federated]",
+)
 DIVISION = (
     option(
         "--task NAME",
@@ -89,11 +94,7 @@ DIVISION = (
         int,
     ),
     option("--schema FILE", "Column roles of your own tables (TOML)."),
-    option(
-        "--encoder NAME",
-        "How owners of your tables measure columns: federated (sums and counts, no rows), local "
-        "or pooled.  [default: federated]",
-    ),
+    ENCODER,
     repeatable(
         "--own KEY=VALUE",
         "How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",

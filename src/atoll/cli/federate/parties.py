@@ -92,6 +92,7 @@ def server(kit: Path, metrics: int | None) -> None:
     option("--dry-run METHOD", DRY_RUN, name="method"),
     options.SETTINGS,
     options.DP,
+    options.ENCODER,
     METRICS,
     AS_JSON,
 )

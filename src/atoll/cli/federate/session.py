@@ -46,6 +46,7 @@ FAULTS = (
 )
 TRAINING = (
     *(options.ROUNDS, options.EPOCHS, options.SEEDS, options.SEED, options.SETTINGS, options.DP),
+    options.ENCODER,
     *(options.METRIC, options.POSITIVE, options.THRESHOLD, *options.LOSS),
     option("--fraction F", "Share of sites in each round.  [default: 1]", float),
     option("--protocol NAME", "As for `atoll run`.  [default: strict]"),
