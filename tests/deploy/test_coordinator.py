@@ -532,6 +532,9 @@ def test_counts_by_bin_leave_a_site_only_if_its_owner_allows_it(make_room):
     for name in ("test_average_precision", "threshold"):
         assert result.metrics()[name]["mean"] == pytest.approx(simulated[name]["mean"])
     assert Threshold.of(RunFolder(room.folder / "server").model().about) is not None
+    plain, strict = make_room(federation, "plain"), Policy()
+    order = plain.order("fedavg", **OPTIONS, metric="auc")  # which needs no bins
+    assert "test_auc" in plain.run(order, plain.fleet(sites=plain.sites(strict))).metrics()
     site = Site(read_site_data(room.files[0]), Policy(), room.folder / "strict")
     with pytest.raises(Refusal, match=r'its owner can allow it with disclose = \["score.bins"\]'):
         site.policy.check_reply(declared_step(Evaluator(None), "score"), {"confusion", "bins"})

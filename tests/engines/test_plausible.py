@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,6 +20,12 @@ def scores(total: float = 5.0, auc: float = -1.0) -> Scores:
     confusion = torch.zeros(3, 2, 2, dtype=torch.float64)
     confusion[0, 0, 1] = total
     return Scores(confusion, torch.ones(3), torch.full((3,), auc))
+
+
+def binned(total: float) -> Scores:
+    bins = torch.zeros(3, 2, 8)
+    bins[0, 1, 5] = total
+    return replace(scores(1.0, 0.5), bins=bins)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,8 @@ def test_honest_values_pass(reply: object, site: Declared) -> None:
         (Update(MODEL, torch.tensor(10.5)), SITE, "'weight' is 10.5"),
         (Update(MODEL, torch.tensor(2)), HIDDEN, "'weight' is 2"),
         (Update({"a": torch.tensor([2e7])}, torch.tensor(1)), SITE, "'model.a' is 2e\\+07"),
+        (binned(6.0), SITE, "bins \\(train\\)' is 6"),
+        (binned(-1.0), SITE, "bins \\(train\\)' is -1"),
         (scores(6.0), SITE, "confusion \\(train\\)' is 6"),
         (scores(-1.0), SITE, "confusion \\(train\\)' is -1"),
         (scores(1.0), HIDDEN, "confusion \\(train\\)' is 1"),

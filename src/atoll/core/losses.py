@@ -58,27 +58,21 @@ def parse_loss(text: str) -> float:
     raise ConfigError(f"loss cannot be '{text}'; {give}")
 
 
-def parse_class_weights(text: str) -> tuple[float, ...] | None:
-    """The weights of all classes by their text; None for `balanced`."""
+def parse_class_weights(text: str, classes: int | None = None) -> tuple[float, ...] | None:
+    """The weights of all classes by their text, as many as there are; None for `balanced`."""
     if text == BALANCED:
         return None
     try:
         weights = tuple(map(float, text.split(",")))
-        if min(weights) >= 0 and 0 < max(weights) < float("inf"):
-            return weights
     except ValueError:
-        pass
-    give = "give balanced, or a number for each class, as in 1,10"
-    raise ConfigError(f"class_weights cannot be '{text}'; {give}")
-
-
-def class_weights_of(text: str, classes: int) -> tuple[float, ...] | None:
-    """The same for so many classes; one sentence for any other number of weights."""
-    given = parse_class_weights(text)
-    if given is not None and len(given) != classes:
-        has = f"has {len(given)} numbers, but there are {classes} classes"
+        weights = ()
+    if not any(weights) or not all(0 <= weight < float("inf") for weight in weights):
+        give = "give balanced, or a number for each class, as in 1,10"
+        raise ConfigError(f"class_weights cannot be '{text}'; {give}")
+    if classes not in (None, len(weights)):
+        has = f"has {len(weights)} numbers, but there are {classes} classes"
         raise ConfigError(f"class_weights {has}; give one for each class")
-    return given
+    return weights
 
 
 def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None) -> Graph:
@@ -86,7 +80,7 @@ def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None)
     focal = 0.0 if loss is None else parse_loss(loss)
     if weights is None:
         return replace(graph, focal=focal)
-    if (given := class_weights_of(weights, classes)) is None:
+    if (given := parse_class_weights(weights, classes)) is None:
         # By this client's own training labels; a class without any counts nothing in the loss.
         numbers = torch.arange(classes, device=graph.y.device)
         counts = ((graph.y.unsqueeze(-1) == numbers) * graph.train.unsqueeze(-1)).sum(0)

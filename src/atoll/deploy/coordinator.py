@@ -32,7 +32,7 @@ from atoll.core.errors import (
 )
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over, write_atomically
-from atoll.core.losses import class_weights_of
+from atoll.core.losses import parse_class_weights
 from atoll.core.method import Method
 from atoll.core.task import task_named
 from atoll.data.own.agree import MODES, Told
@@ -128,7 +128,7 @@ class Settled:
         method = build_method(config, roster.features, roster.classes, roster.task.name)
         check_memory(method.net)
         if config.class_weights is not None:
-            class_weights_of(config.class_weights, roster.classes)
+            parse_class_weights(config.class_weights, roster.classes)
         return Settled(roster, config, rules, method)
 
     def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:
@@ -186,7 +186,7 @@ def _coordinate(
             seed=seed,
             engine="serial",
             compat=config.compat,
-            metric=bins_metric(config, federation),
+            metric=bins_metric(config, federation, sparing=True),
             positive=positive_of(config, federation),
             keep=selection_of(config, rules, federation),
             order=order,

@@ -66,7 +66,7 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
     method = with_privacy(bare, config.dp)
     # Two clients with this site's data: shapes are its own, and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
-    metric = bins_metric(config, federation)
+    metric = bins_metric(config, federation, sparing=True)
     how: Json = {"rounds": ROUNDS, "engine": _Recorder, "metric": metric}
     run = Experiment(method, federation, **how).begin()
     recorder = run.simulation.engine

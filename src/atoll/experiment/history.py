@@ -263,13 +263,17 @@ def positive_of(config: RunConfig, federation: Classes) -> int:
     return names.index(config.positive)
 
 
-def bins_metric(config: RunConfig, federation: Federation) -> str | None:
-    """The metric of a run whose clients count their scores in bins; None if they do not."""
+def bins_metric(config: RunConfig, federation: Federation, *, sparing: bool = False) -> str | None:
+    """The metric of a run whose clients count their scores in bins; None if they do not.
+
+    They do if a metric is chosen; `sparing`, only if that metric or a threshold needs the bins.
+    """
     metric = metric_of(config, federation)
     if config.threshold is not None and federation.classes != 2:
         has = f"but '{federation.name}' has {federation.classes}"
         raise ConfigError(f"a threshold is for two classes, {has}; leave out --threshold")
-    wanted = config.metric is not None or config.threshold is not None
+    chosen = config.metric is not None and (not sparing or find_metric(metric).pooled)
+    wanted = chosen or config.threshold is not None
     return metric if federation.classes == 2 and wanted else None
 
 
