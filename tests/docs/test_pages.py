@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from atoll.data.public.registry import GROUPS, dataset_info, plain_name
 from atoll.data.synthetic import built_in
 from atoll.experiment.config import RunConfig, make_config, read_config, resolve
 from atoll.methods import method_class
+from atoll.studies.baselines import BASELINES
+from atoll.studies.compare.plan import parse_arm
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name, parse, words_of
 
 SMALL = {"rounds": 2, "seeds": 2, "trials": 2}
@@ -60,6 +63,9 @@ class Reader:
                 failed, printed = self.atoll([*small(words), *words_of(block.run_with)])
             elif words[0] in SHELL:
                 failed, printed = self.shell(command)
+            elif is_example(words):
+                script = [sys.executable, *words[1:], *words_of(block.run_with)]
+                failed, printed = self.shell(shlex.join(script))
             else:
                 pytest.fail(f"{block.place}: nobody knows how to run `{command}`; mark the block")
             assert failed == any(line.startswith("error:") for line in shown), (command, printed)
@@ -73,6 +79,11 @@ class Reader:
     def shell(self, command: str) -> tuple[bool, str]:
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
         return done.returncode != 0, done.stdout + done.stderr
+
+
+def is_example(words: list[str]) -> bool:
+    """Whether the command runs a script of `examples/`."""
+    return words[0] == "python" and words[1].startswith("examples/") and (ROOT / words[1]).is_file()
 
 
 def small(words: list[str]) -> list[str]:
@@ -136,7 +147,7 @@ def test_commands_could_be_given(block: Block, command: str) -> None:
         assert all(re.search(f"^{one} = ", known, re.M) for e in extras for one in e.split(","))
     elif (context := parse(words)) is None:
         known = (*SHELL, *OTHERS) if block.not_run else SHELL
-        assert words[0] in known, f"{block.place}: what is `{words[0]}`?"
+        assert words[0] in known or is_example(words), f"{block.place}: what is `{words[0]}`?"
     elif block.not_run:
         check_names(context)
 
@@ -151,7 +162,8 @@ def check_names(context: click.Context) -> None:
     if isinstance(params.get("methods"), tuple):  # of a command for several
         for one in params["methods"]:
             if ".py:" not in one:
-                method_class(one.partition(":")[0])
+                arm = parse_arm("", re.sub(r"^[\w-]+=", "", one))  # without its label
+                assert arm.name in BASELINES or method_class(arm.name)
     elif ".py:" in (params.get("method") or "") or params.get("resume_from"):
         return  # a file of the reader's own, a run of the reader's own
     elif "protocol" in params:  # of a command that trains

@@ -133,8 +133,9 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
         drawn = RichTable(title=Text(table.title), caption=caption)
         drawn.title_justify = drawn.caption_justify = framed
     for column in table.columns:
+        long = len(column.name) > 12 and not column.wrap  # a long head takes two lines
         drawn.add_column(
-            column.name,
+            column.name.replace(" ", "\n", 1) if long else column.name,
             justify=column.align,
             no_wrap=not column.wrap,
             overflow="fold" if column.wrap else "ellipsis",
