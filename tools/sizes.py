@@ -19,7 +19,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "atoll"
 LIMITS = {
-    "lines of source": 44_500,
+    "lines of source": 46_500,
     "places where the formatter is off": 20,
     "modules above 500 lines": 0,
     "functions above 60 lines": 0,

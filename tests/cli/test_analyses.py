@@ -229,7 +229,7 @@ def test_inspect_takes_own_data(cli) -> None:
     assert "Clients of three-banks" in text
     assert "15 duplicate edges were dropped" in text
     assert (
-        len(re.findall(r"^│ +\d │ +80 │", text, re.MULTILINE)) == 3
+        len(re.findall(r"^│ +\w+ │ +80 │", text, re.MULTILINE)) == 3
     )  # by bank, as the schema says
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.federate import keys as commands
-from atoll.deploy import keys
+from atoll.deploy import keys, kits
 
 PASSPHRASE = "correct horse battery"
 
@@ -25,7 +25,7 @@ def test_a_site_asks_and_joins(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     where = ("--host", "server.example.org", "--out", "federation")
     said = cli("federate", "init", *where, "--passphrase-file", "words").stdout
     assert "valid for 3650 days" in said
-    monkeypatch.setenv(commands.VARIABLE, PASSPHRASE)
+    monkeypatch.setenv(kits.PASSPHRASE, PASSPHRASE)
     asked = last(cli("federate", "request", "--name", "bank-a", "--out", "bank-a").stdout)
     file = "bank-a/pending/bank-a.request.zip"
     approve = ("federate", "approve", file, "--federation", "federation", "--fingerprint")
@@ -54,7 +54,7 @@ def test_a_closed_terminal_leaves_no_key_in_clear_text(
             os.kill(os.getpid(), number)
             time.sleep(1)  # the signal ends it
 
-    monkeypatch.setenv(commands.VARIABLE, PASSPHRASE)
+    monkeypatch.setenv(kits.PASSPHRASE, PASSPHRASE)
     monkeypatch.setattr(keys, "found", interrupted)
     before = signal.getsignal(number)
     # A handler of the test, should the command have none: the default would end all tests.
