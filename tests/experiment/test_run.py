@@ -146,8 +146,11 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
     first = atoll.run("fedprox", out=tmp_path / "a", **options)
     assert sorted(contents(tmp_path / "a")) == [
         "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
-        "model/seed-0/deployed.safetensors", "model/seed-0/model.toml",
-        "model/seed-1/deployed.safetensors", "model/seed-1/model.toml", "result.json",
+        "model/seed-0/MODEL_CARD.md", "model/seed-0/deployed.safetensors",
+        "model/seed-0/model.toml",
+        "model/seed-1/MODEL_CARD.md", "model/seed-1/deployed.safetensors",
+        "model/seed-1/model.toml",
+        "result.json",
         "seed-0/checkpoint.atoll", "seed-0/clients.npz", "seed-0/partition.npz",
         "seed-1/checkpoint.atoll", "seed-1/clients.npz", "seed-1/partition.npz",
     ]  # fmt: skip

@@ -67,7 +67,7 @@ class History:
     def counts_of(self, scored: str, kind: str, role: str, rounds: slice) -> np.ndarray | None:
         """Pooled counts of some rounds, (R, ...); None if they are not known for every round."""
         known = self.pooled.get(f"{scored}_{kind}", [])
-        if not known or len(known) != self.rounds:
+        if not known[rounds] or len(known) != self.rounds:
             return None
         return np.stack(known[rounds])[:, ROLES.index(role)]
 

@@ -133,9 +133,8 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
         drawn = RichTable(title=Text(table.title), caption=caption)
         drawn.title_justify = drawn.caption_justify = framed
     for column in table.columns:
-        long = len(column.name) > 12 and not column.wrap  # a long head takes two lines
         drawn.add_column(
-            column.name.replace(" ", "\n", 1) if long else column.name,
+            column.name,
             justify=column.align,
             no_wrap=not column.wrap,
             overflow="fold" if column.wrap else "ellipsis",

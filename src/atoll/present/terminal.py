@@ -217,7 +217,8 @@ def result_rows(results: list[Result]) -> Table:
     if any("test_auc" in result.metrics() for result in results):
         columns["AUC"] = "test_auc"
     if (metric := results[0].config.metric) not in (None, "accuracy"):  # the chosen one leads
-        first = {label_of(metric): f"test_{metric}", "local": f"local_test_{metric}"}
+        head = label_of(metric).replace(" ", "\n")  # a long head takes two lines
+        first = {head: f"test_{metric}", "local": f"local_test_{metric}"}
         columns = first | {k: v for k, v in columns.items() if k != "local"}
     rows = []
     for result in results:
