@@ -14,7 +14,7 @@ from atoll.deploy.disclosure import disclosure
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
-from atoll.engines.fleet import Packet, SitesFailed
+from atoll.engines.fleet import PROTOCOL, Packet, SitesFailed
 from atoll.experiment.config import make_config
 from atoll.testing import small_federation
 from tests.data.own.graphs import folder
@@ -173,3 +173,26 @@ def test_false_statistics_of_a_site_are_refused(make_room, tmp_path, told: bytes
     fleet = room.fleet(lie, sites=two(room, tmp_path))
     with pytest.raises(SitesFailed, match="h1: its summary of the data cannot be used"):
         room.run(room.order("fedavg", rounds=1), fleet)
+
+
+def greeted(site: Site, mode: str, dp: object = None) -> Packet:
+    head = {"do": "hello", "version": PROTOCOL, "run": "r", "method": "fedavg", "rounds": 1}
+    return site.answer(Packet({**head, "dp": dp, "encoder": mode}, b""))
+
+
+@pytest.mark.parametrize("mode", ["federated", "local", "pooled", "", "other"])
+def test_no_way_to_greet_a_site_gives_values_that_it_keeps_back(tmp_path, mode: str) -> None:
+    rare = '[columns.sex]\nkind = "category"\nother = "other"\n'
+    path = hospital(tmp_path / "h", 1, rare)
+    keeps = Site(read_site_data(path, rare=7), Policy(rare_categories=7), tmp_path / "keeps")
+    private = Site(read_site_data(path), Policy(), tmp_path / "private")
+    for answer in (greeted(keeps, mode), greeted(private, mode, DP)):
+        told = answer.body + json.dumps(answer.head).encode()
+        assert b"sex=x" not in told
+        assert b'"x"' not in told
+    refused = greeted(private, mode, DP).head
+    assert (refused["failure"], "values of categories" in refused["reason"]) == ("refused", True)
+    if mode == "federated":
+        assert "failure" not in greeted(keeps, mode).head
+    else:
+        assert "rare_categories = 7" in greeted(keeps, mode).head["reason"]

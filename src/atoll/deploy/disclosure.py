@@ -19,7 +19,6 @@ from atoll.core.tree import Tree, named_leaves
 from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Json
 from atoll.deploy.policy import Policy, Refusal
-from atoll.deploy.site import keeps_scores
 from atoll.deploy.site_data import SiteData
 from atoll.engines.fleet import steps_of
 from atoll.engines.prepare import EngineInputs
@@ -87,23 +86,22 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
     return {
         "method": config.method,
         "rounds_tried": ROUNDS,
-        "told_when_joining": data.summary(sizes=not keeps_scores(config.dp)),
-        "told_of_columns": _columns(config, data, policy),
+        **_joining(config, data, policy),
         "run": _verdict(policy, config, method=bare),
         "fields": fields,
         "steps_not_seen": unseen,
     }
 
 
-def _columns(config: RunConfig, data: SiteData, policy: Policy) -> list[Json] | str:
-    """What a site tells of its columns for an encoder of all sites, or why it tells nothing."""
-    if config.encoder not in (None, MODES[0]):
-        return f"nothing, with --encoder {config.encoder}"
+def _joining(config: RunConfig, data: SiteData, policy: Policy) -> Json:
+    """What a site tells when it joins, of its data and of its columns, or why it tells nothing."""
+    mode = config.encoder or MODES[0]
     try:
-        told = data.tell(policy, private=config.dp is not None)
+        summary, told = data.tell(policy, mode, config.dp)
     except Refusal as error:
-        return f"refused: {error}"
-    return [msgspec.to_builtins(one) for one in told]
+        return {"told_when_joining": "nothing", "told_of_columns": f"refused: {error}"}
+    columns = [msgspec.to_builtins(one) for one in told] or f"nothing, with --encoder {mode}"
+    return {"told_when_joining": summary, "told_of_columns": columns if data.told else []}
 
 
 def _verdict(

@@ -39,7 +39,6 @@ from atoll.core.tree import (
     structure,
     tree_map,
 )
-from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
@@ -65,7 +64,13 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, make_config
 from atoll.experiment.history import positive_of
 from atoll.experiment.metrics import Evaluator, from_confusion, toward
-from atoll.experiment.privacy import PrivacyConfig, epsilon, make_privacy, release, with_privacy
+from atoll.experiment.privacy import (
+    epsilon,
+    keeps_scores,
+    make_privacy,
+    release,
+    with_privacy,
+)
 from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
@@ -157,15 +162,12 @@ class Site:
         self.policy.check_run(head.method, head.rounds)
         privacy = None if head.dp is None else make_privacy(head.dp)
         self.policy.check_privacy(privacy)
-        summary = self.data.summary(sizes=not keeps_scores(privacy))
+        summary, columns = self.data.tell(self.policy, head.encoder, privacy)
+        told = {**summary, "words": len(self.data.words), "columns": [one.name for one in columns]}
         if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
-        body, told = b"", {**summary, "words": len(self.data.words)}
-        if head.encoder == MODES[0]:
-            columns = self.data.tell(self.policy, private=privacy is not None)
-            body = msgspec.json.encode(columns) if columns else b""
-            self.policy.check_bytes(len(body), 0)
-            told["columns"] = [one.name for one in columns]
+        body = msgspec.json.encode(columns) if columns else b""
+        self.policy.check_bytes(len(body), 0)
         server = head.atoll or "older"
         self.audit.note("hello", run=head.run, method=head.method, server=server, told=told)
         return Packet(summary, body)
@@ -429,11 +431,6 @@ def _ordered(text: str) -> RunConfig:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
     return make_config(**{**given, "objects": ("data",)})
-
-
-def keeps_scores(privacy: PrivacyConfig | None) -> bool:
-    """Whether scores and sizes stay at the sites."""
-    return privacy is not None and privacy.scores == "kept"
 
 
 class Account:

@@ -15,13 +15,14 @@ from atoll.core.errors import ConfigError, DataError, WireError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.data.divide import InducedSubgraphs, check_client
-from atoll.data.own.agree import Agreed, Told, check_declared, check_sums, with_agreed
+from atoll.data.own.agree import MODES, Agreed, Told, check_declared, check_sums, with_agreed
 from atoll.data.own.encoder import Encoder
 from atoll.data.own.schema import OwnOptions
 from atoll.data.split import growth, time_column
 from atoll.data.split import split as assign_roles
 from atoll.deploy.policy import Policy, Refusal
 from atoll.engines.codec import load_checkpoint, save_checkpoint
+from atoll.experiment.privacy import PrivacyConfig, keeps_scores
 
 KIND = "atoll client"
 SUFFIX = ".atoll"
@@ -41,18 +42,36 @@ class SiteData:
     told: tuple[Told, ...] = ()  # of the columns of own tables, for an encoder of all sites
     read: Callable[..., SiteData] | None = None  # reads the tables again, with an `encoder`
 
-    def tell(self, policy: Policy, *, private: bool) -> tuple[Told, ...]:
-        """What the server may know of the columns; refuses what the owner does not allow."""
+    def tell(
+        self, policy: Policy, mode: str, privacy: PrivacyConfig | None
+    ) -> tuple[dict[str, object], tuple[Told, ...]]:
+        """What the server may know before a run, of the data and of the columns of own tables.
+
+        Refuses what the owner does not allow. A feature's name may hold a value of a category, so
+        a server that gets `Told` to name the features itself gets no other names.
+        """
+        found = self.summary(sizes=not keeps_scores(privacy))
         if not self.told:
-            return ()
-        features = Encoder.from_plain(self.encoder or {}).features
+            return found, ()
+        features, agrees = Encoder.from_plain(self.encoder or {}).features, mode == MODES[0]
         try:
-            check_declared(features) if private else check_sums(features)
+            if privacy is not None:
+                check_declared(features, numbers=agrees)
+            elif agrees:
+                check_sums(features)
         except ConfigError as error:
             raise Refusal(str(error)) from error
-        if not private:
-            policy.check_statistics()
-        return self.told
+        if agrees:
+            if privacy is None:
+                policy.check_statistics()
+            classes = [word for word in self.words if word.startswith("class ")]
+            return {**found, "features": 0, "words": classes}, self.told
+        for feature, told in zip(features, self.told, strict=True):
+            if set(feature.values) - set(told.values):
+                why = f"column '{feature.name}' has values that its policy keeps back"
+                hint = "list them in schema.toml, or run with --encoder federated"
+                raise Refusal(f"{why} (rare_categories = {policy.rare_categories}); {hint}")
+        return found, ()
 
     def with_encoder(self, agreed: Sequence[Agreed]) -> SiteData:
         """The same tables as all sites encode them."""

@@ -48,6 +48,11 @@ class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     randomness: Literal["site", "seed"] = "site"
 
 
+def keeps_scores(privacy: PrivacyConfig | None) -> bool:
+    """Whether scores and sizes stay at the sites."""
+    return privacy is not None and privacy.scores == "kept"
+
+
 def parse_privacy(text: str) -> dict[str, Any]:
     """`clip=1,noise=1.1,delta=1e-5` as plain values."""
     found: dict[str, Any] = {}

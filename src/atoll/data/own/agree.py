@@ -80,15 +80,16 @@ def check_sums(features: Sequence[Feature]) -> None:
             raise ConfigError(f"{problem}; give {ways}, or --encoder local")
 
 
-def check_declared(features: Sequence[Feature]) -> None:
-    """Refuse, in a private run, what the schema does not declare."""
+def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None:
+    """Refuse, in a private run, what the schema does not declare: values, and `numbers` too."""
     for feature in features:
-        if (kind := needs(feature)) != "nothing":
+        if (kind := needs(feature)) == "values" or (numbers and kind != "nothing"):
             told = "a private run tells no statistics of rows and no values of categories"
             keys = 'scale = "range", range = [LOW, HIGH] and missing = "own category" or "refuse"'
-            keys = "values = [...]" if kind == "values" else keys
-            where = f"[columns.{feature.name}] of schema.toml"
-            raise ConfigError(f"{told}; give {keys} under {where}, or --encoder local")
+            where = f"under [columns.{feature.name}] of schema.toml"
+            ways = f"{keys} {where}, or --encoder local"
+            ways = f"values = [...] {where}" if kind == "values" else ways
+            raise ConfigError(f"{told}; give {ways}")
 
 
 def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = ()) -> Told:

@@ -293,7 +293,7 @@ def fit(
     if mode == "local" and not groups:
         raise ConfigError("--encoder local needs tables that name the client of each node")
     if loading.options.private:
-        check_declared([f for f in features if mode != "local" or needs(f) == "values"])
+        check_declared(features, numbers=mode != "local")
     if together:
         check_sums(features)
     told: dict[str, list[Told]] = {str(name): [] for name in groups}
