@@ -118,6 +118,23 @@ def test_a_site_adds_its_own_threshold_to_the_model(made, tmp_path, monkeypatch)
     )
 
 
+def test_a_site_learns_the_threshold_and_not_the_scores_of_all(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.deploy.test_delivery.small_federation", two_classes)
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    trial = Trial(tmp_path / "kits")
+    assert trial.run(threshold="max_f1") == {}
+    whole = Threshold.of(RunFolder(trial.folder()).model().about)
+    assert whole.precision is not None
+    for name in trial.sites:
+        folder = trial.model(name) / "seed-0"
+        assert Threshold.of(read_model(folder).about) == Threshold(
+            whole.rule, whole.value, whole.positive
+        )
+        card = (folder / "MODEL_CARD.md").read_text()
+        assert "chose it on validation nodes." in card
+        assert "its recall" not in card
+
+
 def resigned(packet: Packet, kit: Path, name: str = "server", body: bytes | None = None, **changes):
     """The packet with a changed manifest, signed with a key of a kit."""
     manifest = json.loads(packet.head["manifest"]) | changes

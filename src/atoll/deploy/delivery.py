@@ -51,7 +51,7 @@ from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, write_card
 from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import encode_private, read_model, reads_states, write_encoder
-from atoll.experiment.threshold import THRESHOLD
+from atoll.experiment.threshold import THRESHOLD, Threshold
 
 MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
@@ -211,11 +211,11 @@ def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
     about: Json = dict(model.about or {})
     one = {name: about.get(name, [])[place:][:1] for name in ("client_names", "client_scores")}
     about |= {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False, **one}
-    about |= {
-        "files": {},
-        "scores": {},
-        "alerts": {},
-    }  # a mean would tell a site the scores of the others
+    # Scores of the whole federation would tell a site those of the others.
+    about |= {"files": {}, "scores": {}, "alerts": {}}
+    if chosen := Threshold.of(about):
+        pooled = {"precision": None, "recall": None, "alerts": None}
+        about["threshold"] = replace(chosen, **pooled).plain()
     text = tomli_w.dumps(about).encode()
     return {"model.toml": text, "deployed.safetensors": encode(tree)}, picked
 

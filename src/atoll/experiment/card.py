@@ -210,17 +210,20 @@ def _threshold(about: Mapping[str, Any]) -> str:
     if found is None:
         return "No threshold was chosen: a prediction is the likeliest class."
     name, items = _classes(about)[found.positive], f"{about['task']}s"
-    on_test, test = about.get("alerts"), ""
-    if on_test:
-        test = " On test {}: precision {:.4f}, recall {:.4f}.".format(
+    text = (
+        f"A prediction is an alert where the probability of `{name}` is at least "
+        f"{found.value:.6g}. Rule `{found.rule}` chose it on validation {items}."
+    )
+    if found.alerts is not None:
+        text += (
+            f" There its precision was {found.precision:.4f}, its recall {found.recall:.4f}, and "
+            f"{100 * found.alerts:.2f} % of the {items} were alerts."
+        )
+    if on_test := about.get("alerts"):
+        text += " On test {}: precision {:.4f}, recall {:.4f}.".format(
             items, on_test["precision"], on_test["recall"]
         )
-    return (
-        f"A prediction is an alert where the probability of `{name}` is at least "
-        f"{found.value:.6g}. Rule `{found.rule}` chose it on validation {items}. There its "
-        f"precision was {found.precision:.4f}, its recall {found.recall:.4f}, and "
-        f"{100 * found.alerts:.2f} % of the {items} were alerts.{test}"
-    )
+    return text
 
 
 def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:

@@ -36,13 +36,14 @@ class Threshold:
     rule: str
     value: float
     positive: int  # the number of the class
-    precision: float  # on the validation nodes (or graphs) that chose it
-    recall: float
-    alerts: float  # the share of them above the threshold
+    # On the validation nodes (or graphs) that chose it. A delivered model does not have them.
+    precision: float | None = None
+    recall: float | None = None
+    alerts: float | None = None  # the share of them above the threshold
 
     def plain(self) -> dict[str, object]:
         """The table `threshold` of model.toml."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def of(cls, about: Mapping[str, object] | None) -> Threshold | None:
