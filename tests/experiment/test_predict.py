@@ -110,8 +110,9 @@ def test_graphs_get_the_logits_of_the_training(runs):
     assert len(predict(out, data, client="1").logits) == 60
 
 
-def test_new_nodes_join_the_training_graph(runs, bank, tmp_path):
-    out, *_ = runs("fedavg")
+@pytest.mark.parametrize("encoder", ["federated", "local"])
+def test_new_nodes_join_the_training_graph(runs, bank, tmp_path, encoder):
+    out, *_ = runs("fedavg", encoder=encoder)
     new = write(
         tmp_path, [node(90, "n", ""), node(91, "s", "")], ["n90,n0", "n91,n90", "n91,n50", "n0,n7"]
     )
