@@ -19,7 +19,7 @@ test: $(VENV)/installed-dev check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-federation: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m federation tests/e2e
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m 'federation and not long' tests/e2e
 
 test-long: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
