@@ -214,8 +214,8 @@ def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
     # Scores of the whole federation would tell a site those of the others.
     about |= {"files": {}, "scores": {}, "alerts": {}}
     if chosen := Threshold.of(about):
-        pooled = {"precision": None, "recall": None, "alerts": None}
-        about["threshold"] = replace(chosen, **pooled).plain()
+        alone = replace(chosen, precision=None, recall=None, alerts=None)
+        about["threshold"] = alone.plain()
     text = tomli_w.dumps(about).encode()
     return {"model.toml": text, "deployed.safetensors": encode(tree)}, picked
 
