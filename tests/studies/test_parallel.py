@@ -321,7 +321,9 @@ def test_auto_takes_what_gains_time_and_the_machine_has(monkeypatch: pytest.Monk
     assert choose_jobs("auto", LONG[:1]) == 1
     assert choose_jobs("auto", []) == 1
     assert choose_jobs("auto", [make_config(rounds=2)] * 5) == 1  # over before others begin
-    assert choose_jobs("auto", [*LONG, make_config(device="cuda")]) == 1
+    monkeypatch.setattr(parallel, "device_memory", lambda: 3 * parallel.ON_GPU)
+    gpu = [make_config(method="fedath", data="cora", rounds=1000, device="cuda")]
+    assert [choose_jobs("auto", gpu * many) for many in (3, 8, 12, 99)] == [1, 2, 3, 3]
     monkeypatch.setattr(parallel, "available_memory", lambda: int(2.5 * PROCESS))
     assert choose_jobs("auto", LONG) == 2
     large = make_config(method="fedavg", data="physics", rounds=100)

@@ -9,6 +9,7 @@ that differ only in data, noise and numbers (`Varied`) are one program: `vmap` o
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
+FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
@@ -339,6 +341,9 @@ class Replay(Generic[Outcome]):
 def out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or its cause, is that the device's memory is full."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        # Libraries beside torch's allocator have words of their own for it.
+        if isinstance(error, RuntimeError) and FULL.search(str(error)):
+            return True
         error = error.__cause__
     return error is not None
 
