@@ -94,7 +94,7 @@ def test_a_share_has_whole_federations() -> None:
 def test_little_is_written_of_most_runs(tmp_path: Path) -> None:
     cells = [cell("whole", seeds=2), cell("most", seeds=2)]
     assert not run_all(tmp_path, cells, frozenset(["whole"]), "1", 60, Console(quiet=True))
-    kept = [set(path.name for path in (tmp_path / "cells" / c.name).iterdir()) for c in cells]
+    kept = [{path.name for path in (tmp_path / "cells" / c.name).iterdir()} for c in cells]
     assert {"metrics.csv", "model", "seed-0"} < kept[0]
     assert kept[1] == {"config.toml", "result.json"}
     one, two = (

@@ -16,7 +16,7 @@ from atoll.core.tree import leaves, tree_map
 from atoll.engines import stacking
 from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import make_config
-from atoll.experiment.rounds import Experiment
+from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.run import RunPlan, Stopped
 from atoll.experiment.sweep import SeedFailed, Sweep, run_together, why_one_by_one
 from atoll.methods import METHODS, FedAvg, Local
@@ -80,6 +80,12 @@ def test_all_methods(name: str, fraction: float) -> None:
         sweep.settle()
         same(sweep.runs, [experiment.run() for experiment in asked], 1e-9)
         assert bool(sweep.apart) == ((name, fraction) in ONE_BY_ONE), sweep.apart
+
+
+def test_no_round_is_played_one_by_one(monkeypatch) -> None:
+    alone = [experiment.run() for experiment in experiments()]
+    monkeypatch.setattr(Run, "one_round", lambda _: pytest.fail("a round of one run"))
+    same(run_together(experiments()), alone)
 
 
 def test_stopped_and_resumed_in_the_middle(tmp_path, monkeypatch) -> None:
@@ -270,7 +276,8 @@ def test_no_memory_for_all_clients_of_one_run(monkeypatch, caplog) -> None:
     monkeypatch.setattr("atoll.engines.replay.stack_graphs", full)
     with caplog.at_level("WARNING", "atoll.experiment.sweep"):
         same(run_together(asked), alone)
-    assert tried[0] == len(ready) and max(tried[-2:]) <= 2
+    assert tried[0] == len(ready)
+    assert max(tried[-2:]) <= 2
     assert f"{len(ready)} clients in one program need more memory than there is" in caplog.text
 
 

@@ -373,6 +373,13 @@ def test_the_dearest_come_first_and_kin_stay_together() -> None:
     assert taken(order, "", "", "a", "") == ["b2", "a1", "b1", "b3"]
 
 
+def test_a_dear_one_of_very_many_stays_with_its_kin() -> None:
+    many = tasks(*((f"{kin}{i}", kin, 1) for kin in "ab" for i in range(500)), ("dear", "a", 5))
+    assert taken(Schedule(many), "", "", "a")[:2] == ["dear", "b0"]  # a's dearest; then b begins
+    alone = tasks(*((f"{kin}{i}", kin, 1) for kin in "ab" for i in range(50)), ("dear", "b", 5))
+    assert taken(Schedule(alone), "", "")[0] == "dear"
+
+
 def test_the_cheapest_come_first_where_time_is_limited() -> None:
     order = Schedule(STUDY, dearest_first=False)
     assert taken(order, "", "b", "b", "b", "a", "a", "a") == [

@@ -45,8 +45,9 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, S
 logger = logging.getLogger(__name__)
 AUTO = "auto"
 WORTH = 20.0  # processor seconds below which a study ends before other processes have begun
-DEAR = 4.0  # a group that takes so many times the median is scheduled by itself
-ON_GPU = 10 << 30  # bytes of a GPU for each process: most runs take less, and some far more
+DEAR = 4.0  # a group that takes so many times the median is scheduled by itself,
+FEW = 0.005  # if it is also such a share of the study; of many, none is left alone at the end
+ON_GPU = 12 << 30  # bytes of a GPU for each process: most runs take less, and some far more
 EACH = 4  # runs on a GPU that are worth the start of a process, which takes as long as one of them
 TICK = 0.1  # seconds between two looks at the files
 TRIES = 2  # workers that may die before a run begins; then the run counts as failed
@@ -101,7 +102,8 @@ class Schedule:
         self.dearest_first, self.begun = dearest_first, set[str]()
         self.dear, self.returned = list[RunGroup](), list[RunGroup]()
         self.kins: dict[str, list[RunGroup]] = {}
-        limit = DEAR * median_high([task.cost for task in tasks] or [0.0])
+        costs = [task.cost for task in tasks] or [0.0]
+        limit = max(DEAR * median_high(costs), FEW * sum(costs))
         for task in sorted(tasks, key=lambda task: -task.cost if dearest_first else task.cost):
             alike = self.dear if task.cost > limit else self.kins.setdefault(task.kin, [])
             alike.append(task)
