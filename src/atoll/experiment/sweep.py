@@ -158,7 +158,8 @@ def run_together(
     files = checkpoints or [(None, "")] * len(experiments)
 
     def run_some(places: range, chunk: int) -> list[Run]:
-        sweep = Sweep([replace(experiments[place], chunk=chunk) for place in places])
+        wanted = [experiments[place] for place in places]
+        sweep = Sweep([replace(e, chunk=chunk) for e in wanted] if chunk else wanted)
         rows = [(run, *files[place]) for run, place in zip(sweep.runs, places, strict=True)]
         for run, path, fingerprint in rows:
             run.start_from(path, fingerprint)
@@ -187,8 +188,10 @@ def _in_pieces(
     run_some: Callable[[range, int], list[Run]], experiments: Sequence[Experiment]
 ) -> list[Run]:
     """All runs; where they do not fit into memory together, some after the others."""
-    clients, first = len(experiments[0].federation), experiments[0]
-    waiting, done, chunk = [range(len(experiments))], list[Run](), first.chunk
+    first, clients = experiments[0], len(experiments[0].federation)
+    most = min(first.chunk or CHUNK, clients) if runs_at_once(first.engine) else 1
+    waiting, done = [range(len(experiments))], list[Run]()
+    chunk = 0  # as the experiments want it, until one of them does not fit alone
     cuda = torch.device(first.device).type == "cuda"
     while waiting and all(run.finished for run in done):
         places = waiting.pop(0)
@@ -206,9 +209,10 @@ def _in_pieces(
         if (count := len(places)) > 1:
             waiting[:0] = [places[: count // 2], places[count // 2 :]]
             words = f"{count} runs need more memory than {room}; half of them may do"
-        elif (most := min(chunk or CHUNK, clients)) > 1 and runs_at_once(first.engine):
+        elif most > 1:
             waiting, chunk = [places, *waiting], most // 2
             words = f"{most} clients in one program need more memory than {room}; {chunk} may do"
+            most = chunk
         else:
             more = f" (the last request was for {asked})" if asked else ""
             raise DeviceFull(
