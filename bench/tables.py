@@ -17,7 +17,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -139,15 +139,24 @@ def compared(rows: Sequence[Any]) -> Iterator[Any]:
     yield from (cell for row in rows if row.baseline is not None for cell in needed(row))
 
 
+def share_of(cells: Sequence[Any], every: int) -> list[Any]:
+    """All cells of every Nth federation, so that they share its clients as in the whole plan."""
+    from atoll.experiment.problem import group_of
+
+    kins = [group_of(cell.config) for cell in cells]
+    chosen = set(list(dict.fromkeys(kins))[::every])
+    return [cell for cell, kin in zip(cells, kins, strict=True) if kin in chosen]
+
+
 def run_all(
     folder: Path,
     cells: Sequence[Any],
     whole: frozenset[str],
-    jobs: int,
+    jobs: str,
     seconds: float,
     console: Console,
 ) -> list[str]:
-    """Run what can be run in that time, the cheapest first; what went wrong."""
+    """Run what can be run in that time, the dearest first; what went wrong."""
     from atoll.experiment.run import Stopped
     from atoll.studies.study import run_study
 
@@ -157,8 +166,8 @@ def run_all(
         runs = Runs(whole, time.time() + seconds, console, lines)
         with contextlib.suppress(Stopped):  # a later call continues at the last checkpoints
             run_study(
-                folder, cells, about={"kind": "bench tables"}, observer=runs, at_once=False,
-                adds=True, jobs=jobs, dearest_first=False,
+                folder, [replace(cell, light=cell.name not in whole) for cell in cells],
+                about={"kind": "bench tables"}, observer=runs, at_once=False, adds=True, jobs=jobs,
             )  # fmt: skip
     return runs.problems
 
@@ -221,8 +230,15 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
               help="Folder of the data sets; ATOLL_DATA by default.")  # fmt: skip
 @click.option("--papers", default="fedath,fediih,fedtad,gcfl", show_default=True)
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=1))
-@click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=0),
-              help="Processes; 0 runs nothing.")  # fmt: skip
+@click.option("--jobs", default="auto", show_default=True,
+              help="Processes; auto: as many as gain time; 0 runs nothing.")  # fmt: skip
+@click.option(
+    "--every",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Only the runs of every Nth federation of the plan, for a look at the time.",
+)
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the runs; a second call goes on there.")  # fmt: skip
@@ -232,7 +248,8 @@ def tables(
     data_root: Path | None,
     papers: str,
     seeds: int,
-    jobs: int,
+    jobs: str,
+    every: int,
     minutes: float,
     out: Path,
     to: Path | None,
@@ -246,7 +263,7 @@ def tables(
     found = list(planned(papers.split(","), data_root, seeds))
     known = read_table(to)
     unknown = [row for *at, row in found if not is_known(known, keys_of(*at, row), seeds)]
-    cells = unique(cell for row in unknown for cell in needed(row))
+    cells = share_of(unique(cell for row in unknown for cell in needed(row)), every)
     left = [cell for cell in cells if read_outcome(out, cell) is None]
     console.print(
         f"{len(found)} printed numbers, {len(found) - len(unknown)} of them known; "
@@ -254,7 +271,7 @@ def tables(
     )
     began = time.time()
     whole = frozenset(cell.name for cell in compared(unknown))
-    problems = run_all(out, left, whole, jobs, 60 * minutes, console) if jobs else []
+    problems = run_all(out, left, whole, jobs, 60 * minutes, console) if jobs != "0" else []
     lines = table(found, out, known)
     if to is not None:
         text = io.StringIO(newline="")

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 import pytest
-from bench.tables import COLUMNS, is_known, keys_of, read_table, table
+from bench.tables import COLUMNS, is_known, keys_of, read_table, run_all, share_of, table
+from rich.console import Console
 
 from atoll.experiment.config import RunConfig
 from atoll.studies.reproduce.recipes import Printed
@@ -77,3 +78,27 @@ def test_a_file_that_is_no_such_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(click.ClickException, match="other columns"):
         read_table(tmp_path / "t.csv")
+
+
+def cell(name: str, **options: Any) -> StudyRun:
+    return StudyRun(name, RunConfig(data="lagoon:nodes=150", clients=3, rounds=2, **options))
+
+
+def test_a_share_has_whole_federations() -> None:
+    data = ("cora", "citeseer", "pubmed")
+    cells = [StudyRun(f"{m}-{d}", RunConfig(data=d, method=m)) for m in "ab" for d in data]
+    assert [one.name for one in share_of(cells, 2)] == ["a-cora", "a-pubmed", "b-cora", "b-pubmed"]
+    assert share_of(cells, 1) == cells
+
+
+def test_little_is_written_of_most_runs(tmp_path: Path) -> None:
+    cells = [cell("whole", seeds=2), cell("most", seeds=2)]
+    assert not run_all(tmp_path, cells, frozenset(["whole"]), "1", 60, Console(quiet=True))
+    kept = [{path.name for path in (tmp_path / "cells" / c.name).iterdir()} for c in cells]
+    assert {"metrics.csv", "model", "seed-0"} < kept[0]
+    assert kept[1] == {"config.toml", "result.json"}
+    one, two = (
+        json.loads((tmp_path / "cells" / c.name / "result.json").read_text()) for c in cells
+    )
+    assert one["metrics"] == two["metrics"]
+    assert one["ledger"] == two["ledger"]

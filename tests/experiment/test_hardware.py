@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import atoll
+from atoll.core.errors import DeviceFull
 from atoll.experiment import hardware as machine
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 3}
@@ -33,3 +34,14 @@ def test_a_group_s_share_of_processors_is_kept(
     for text, expected in (("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1)):
         limit.write_text(text + "\n")
         assert machine.cores() == expected
+
+
+def test_a_gpu_that_others_fill_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = ["CUDA error: out of memory", "CUDA error: an illegal memory access"]
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: (_ for _ in ()).throw(full))
+    full = RuntimeError(problems[0])
+    with pytest.raises(DeviceFull, match="other processes fill the GPU's memory"):
+        machine.start(torch.device("cuda"))
+    full = RuntimeError(problems[1])
+    with pytest.raises(RuntimeError, match="illegal"):
+        machine.start(torch.device("cuda"))

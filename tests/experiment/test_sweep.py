@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.core.errors import AtollError, StepError
+from atoll.core.errors import AtollError, DeviceFull, StepError
 from atoll.core.message import ToAll
 from atoll.core.method import client_step
 from atoll.core.random import make_key
 from atoll.core.tree import leaves, tree_map
+from atoll.engines import stacking
+from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import make_config
-from atoll.experiment.rounds import Experiment
+from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.run import RunPlan, Stopped
 from atoll.experiment.sweep import SeedFailed, Sweep, run_together, why_one_by_one
 from atoll.methods import METHODS, FedAvg, Local
@@ -78,6 +80,12 @@ def test_all_methods(name: str, fraction: float) -> None:
         sweep.settle()
         same(sweep.runs, [experiment.run() for experiment in asked], 1e-9)
         assert bool(sweep.apart) == ((name, fraction) in ONE_BY_ONE), sweep.apart
+
+
+def test_no_round_is_played_one_by_one(monkeypatch) -> None:
+    alone = [experiment.run() for experiment in experiments()]
+    monkeypatch.setattr(Run, "one_round", lambda _: pytest.fail("a round of one run"))
+    same(run_together(experiments()), alone)
 
 
 def test_stopped_and_resumed_in_the_middle(tmp_path, monkeypatch) -> None:
@@ -249,3 +257,42 @@ def test_no_memory_for_all_at_once(within_a_step: bool, monkeypatch, caplog) -> 
     with caplog.at_level("INFO", "atoll.experiment.sweep"):
         same(run_together(asked), [experiment.run() for experiment in asked])
     assert "half of them may do" in caplog.text
+
+
+def test_no_memory_for_all_clients_of_one_run(monkeypatch, caplog) -> None:
+    tried, stacks = list[int](), stacking.stack_graphs
+
+    def full(graphs):
+        tried.append(len(graphs))
+        if len(graphs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return stacks(graphs)
+
+    asked = experiments()[:1]
+    alone = [asked[0].run()]
+    ready = asked[0].federation
+    assert ready_graphs(ready)
+    monkeypatch.setattr(stacking, "stack_graphs", full)
+    monkeypatch.setattr("atoll.engines.replay.stack_graphs", full)
+    with caplog.at_level("WARNING", "atoll.experiment.sweep"):
+        same(run_together(asked), alone)
+    assert tried[0] == len(ready)
+    assert max(tried[-2:]) <= 2
+    assert f"{len(ready)} clients in one program need more memory than there is" in caplog.text
+
+
+@dataclass(frozen=True)
+class TooLarge(FedAvg):
+    """Fits into no memory."""
+
+    @client_step
+    def train(self, graph, model, state, key):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+
+
+def test_no_memory_for_one_client(monkeypatch) -> None:
+    asked, failed = experiments(TooLarge(GCN(FEATURES, CLASSES, hidden=5))), []
+    monkeypatch.setattr("atoll.experiment.sweep.forget_ready", lambda: failed.append(1))
+    with pytest.raises(DeviceFull, match="one client's program needs more memory than there is; "):
+        run_together(asked)
+    assert len(failed) > 2  # it freed memory before every smaller piece

@@ -148,7 +148,7 @@ def test_pairs_by_counting_all() -> None:
 def test_sums_are_over_other_clients() -> None:
     group = torch.tensor([[0, 0, 1], [0, 2, -1], [1, 0, 2]])
     rows = torch.arange(18.0).reshape(3, 3, 2)
-    found = of_others(rows, group)
+    found = of_others(rows, group, groups=5)
     for a in range(3):
         for i in range(3):
             twins = [
@@ -250,6 +250,16 @@ def test_twins_of_absent_clients_are_not_there() -> None:
     # The leaves 10 and 11 of the first client and 13, 15 of the second hang on hub 1.
     by_node = dict(zip(states[0].nodes.tolist(), states[0].twins.count.tolist(), strict=True))
     assert (by_node[1], by_node[2]) == (2.0, 2.0)
+
+
+def test_rounds_with_twins_are_recorded() -> None:
+    how = {"rounds": 4, "engine": "fused"}
+    plain = Experiment(FedGNN(NET), overlapping(), replay=False, **how).run()
+    recorded = Experiment(FedGNN(NET), overlapping(), replay=True, **how).run()
+    assert recorded.replay is not None
+    assert recorded.replay.how == "rounds are recorded and replayed"
+    for scored, scores in plain.history.scores.items():
+        np.testing.assert_allclose(recorded.history.scores[scored], scores, atol=1e-6)
 
 
 def same(a: Any, b: Any) -> bool:

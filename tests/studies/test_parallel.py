@@ -321,7 +321,9 @@ def test_auto_takes_what_gains_time_and_the_machine_has(monkeypatch: pytest.Monk
     assert choose_jobs("auto", LONG[:1]) == 1
     assert choose_jobs("auto", []) == 1
     assert choose_jobs("auto", [make_config(rounds=2)] * 5) == 1  # over before others begin
-    assert choose_jobs("auto", [*LONG, make_config(device="cuda")]) == 1
+    monkeypatch.setattr(parallel, "device_memory", lambda: 3 * parallel.ON_GPU)
+    gpu = [make_config(method="fedath", data="cora", rounds=1000, device="cuda")]
+    assert [choose_jobs("auto", gpu * many) for many in (3, 8, 12, 99)] == [1, 2, 3, 3]
     monkeypatch.setattr(parallel, "available_memory", lambda: int(2.5 * PROCESS))
     assert choose_jobs("auto", LONG) == 2
     large = make_config(method="fedavg", data="physics", rounds=100)
@@ -369,6 +371,13 @@ def test_the_dearest_come_first_and_kin_stay_together() -> None:
     ]
     order = Schedule(tasks(("a1", "a", 2), ("b1", "b", 1), ("b2", "b", 2), ("b3", "b", 1)))
     assert taken(order, "", "", "a", "") == ["b2", "a1", "b1", "b3"]
+
+
+def test_a_dear_one_of_very_many_stays_with_its_kin() -> None:
+    many = tasks(*((f"{kin}{i}", kin, 1) for kin in "ab" for i in range(500)), ("dear", "a", 5))
+    assert taken(Schedule(many), "", "", "a")[:2] == ["dear", "b0"]  # a's dearest; then b begins
+    alone = tasks(*((f"{kin}{i}", kin, 1) for kin in "ab" for i in range(50)), ("dear", "b", 5))
+    assert taken(Schedule(alone), "", "")[0] == "dear"
 
 
 def test_the_cheapest_come_first_where_time_is_limited() -> None:

@@ -48,6 +48,10 @@ class ClientLost(AtollError):
     """A client did not answer in time."""
 
 
+class DeviceFull(AtollError):
+    """The device's memory is too small, or others fill it; says what was needed and is free."""
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     """The error for a name that does not exist, with the nearest names that do."""
     names = sorted(allowed)

@@ -60,6 +60,11 @@ def ready_graphs(federation: Federation) -> Sequence[Graph]:
     return [graph for graphs in _READY.get(federation, {}).values() for graph in graphs]
 
 
+def forget_ready() -> None:
+    """Keep no graphs prepared; a run that needs some prepares them again."""
+    _READY.clear()
+
+
 def prepared(
     graphs: Sequence[Graph],
     views: Mapping[str, View],

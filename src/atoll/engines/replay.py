@@ -1,14 +1,16 @@
 """Rounds that are recorded once and replayed, with the same numbers: of one run, or of several.
 
-The first round runs eagerly, because private states begin in it. The second is rehearsed: a wait
-for a number stops it. Otherwise it counts and is recorded, and all later rounds are replays. If it
-was stopped, only the clients' steps are recorded. Each stage of a method begins again. Several runs
-that differ only in data, noise and numbers (`Varied`) are one program: `vmap` of a whole round.
+The first round runs eagerly, because private states begin in it; several runs play it at once where
+they can. The second is rehearsed: a wait for a number stops it. Otherwise it counts and is
+recorded, and all later rounds are replays. If it was stopped, only the clients' steps are recorded.
+Each stage of a method begins again. Several runs that differ only in data, noise and numbers
+(`Varied`) are one program: `vmap` of a whole round.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +35,7 @@ MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
+FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
@@ -127,7 +130,9 @@ class Replay(Generic[Outcome]):
             self.let_go()
             self.stage, self.stage_begun = self.stage_of(number), False
         first, self.stage_begun = not self.stage_begun, True
-        if first or not self._can_begin(number, kinds[0]):
+        if first:
+            return self._first(number, kinds[0])
+        if not self._can_begin(number, kinds[0]):
             return []
         rounds: list[Round[Outcome]] = []
         for ahead, with_train in enumerate(kinds):
@@ -161,6 +166,22 @@ class Replay(Generic[Outcome]):
             for position, state in zip(members, rows, strict=True):
                 states[position] = state
         return server, states
+
+    def _first(self, number: int, with_train: bool) -> list[Round[Outcome]]:
+        """The first round of a stage, of all runs at once; empty if each must play it by itself."""
+        if len(self.runs) == 1 or self.refused:
+            return []
+        try:
+            if not all(engine.regroup() for engine in self.engines):
+                return []
+            blank = Tape(self.root, number, number)
+            tape, self.carried, outcome = self._play(blank, with_train, self._gather())
+        except Exception as reason:
+            if out_of_memory(reason):
+                raise
+            self.fixed = None, self.root, None
+            return []  # played by itself, it gives the same result, or the true error
+        return [Round(number, outcome, tape, self.carried)]
 
     def _can_begin(self, number: int, with_train: bool) -> bool:
         """Whether a round can be rehearsed or replayed; if so, its inputs are gathered."""
@@ -339,6 +360,9 @@ class Replay(Generic[Outcome]):
 def out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or its cause, is that the device's memory is full."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        # Libraries beside torch's allocator have words of their own for it.
+        if isinstance(error, RuntimeError) and FULL.search(str(error)):
+            return True
         error = error.__cause__
     return error is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from atoll.core.errors import ConfigError, check_name
+from atoll.core.errors import ConfigError, DeviceFull, check_name
+from atoll.engines.replay import out_of_memory
 
 PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-network", "pymetis")
 
@@ -82,9 +84,31 @@ def choose_device(wish: str) -> torch.device:
 
 def start(device: torch.device) -> None:
     """Have a GPU load its libraries: half a second that is set-up, not training."""
-    if device.type == "cuda":
+    if device.type != "cuda":
+        return
+    try:
         one = torch.ones(1, 1, 1, device=device)
         torch.bmm(one, one).sum().item()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise DeviceFull(
+            "other processes fill the GPU's memory, so that this one cannot even begin; end them "
+            "(nvidia-smi lists them), or use --device cpu"
+        ) from error
+
+
+def release_memory() -> None:
+    """Give memory that no tensor needs back to the GPU, where other processes may take it."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def device_memory() -> int:
+    """Bytes of the GPU's memory, whoever has them; 0 without a GPU."""
+    there = torch.cuda.is_available()
+    return int(torch.cuda.get_device_properties(0).total_memory) if there else 0
 
 
 def environment() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,17 +12,22 @@ from pathlib import Path
 
 import torch
 
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, DeviceFull
 from atoll.core.minibatch import is_cut
 from atoll.core.tree import tree_map
 from atoll.core.vmap.varied import Undecided, points
 from atoll.engines.base import engine_name, runs_at_once
+from atoll.engines.prepare import forget_ready
 from atoll.engines.replay import Replay, fetched, out_of_memory
+from atoll.engines.stacking import CHUNK
+from atoll.experiment.hardware import release_memory
 from atoll.experiment.history import History
 from atoll.experiment.metrics import Outcome
 from atoll.experiment.rounds import Experiment, Run, Saver
 
 log = logging.getLogger(__name__)
+
+ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 def why_one_by_one(experiments: Sequence[Experiment]) -> str:
@@ -143,15 +148,18 @@ def run_together(
 ) -> list[Run]:
     """Run experiments that differ in seed, data and numbers only, at once where possible.
 
-    Where memory is too small for all, they are run in halves. Each has a checkpoint's file, or
-    None, and a fingerprint. `on_round` and `should_stop` are those of `Experiment.run`, the first
-    with an experiment's place. With `or_not_at_all`, save and raise `Parted` where they would have
-    to be run one by one. If one fails, save the others and raise `SeedFailed`.
+    Where the device's memory is too small for all, they are run in halves, then with ever fewer
+    clients in one program; `DeviceFull` says that one client does not fit. Each run has a
+    checkpoint's file, or None, and a fingerprint. `on_round` and `should_stop` are those of
+    `Experiment.run`, the first with an experiment's place. With `or_not_at_all`, save and raise
+    `Parted` where they would have to be run one by one. If one fails, save the others and raise
+    `SeedFailed`.
     """
     files = checkpoints or [(None, "")] * len(experiments)
 
-    def run_some(places: range) -> list[Run]:
-        sweep = Sweep([experiments[place] for place in places])
+    def run_some(places: range, chunk: int) -> list[Run]:
+        wanted = [experiments[place] for place in places]
+        sweep = Sweep([replace(e, chunk=chunk) for e in wanted] if chunk else wanted)
         rows = [(run, *files[place]) for run, place in zip(sweep.runs, places, strict=True)]
         for run, path, fingerprint in rows:
             run.start_from(path, fingerprint)
@@ -173,24 +181,58 @@ def run_together(
         sweep.finish()
         return sweep.runs
 
-    return _in_halves(run_some, len(experiments))
+    return _in_pieces(run_some, experiments)
 
 
-def _in_halves(run_some: Callable[[range], list[Run]], count: int) -> list[Run]:
+def _in_pieces(
+    run_some: Callable[[range, int], list[Run]], experiments: Sequence[Experiment]
+) -> list[Run]:
     """All runs; where they do not fit into memory together, some after the others."""
-    waiting, done = [range(count)], list[Run]()
+    first, clients = experiments[0], len(experiments[0].federation)
+    most = min(first.chunk or CHUNK, clients) if runs_at_once(first.engine) else 1
+    waiting, done = [range(len(experiments))], list[Run]()
+    chunk = 0  # as the experiments want it, until one of them does not fit alone
+    cuda = torch.device(first.device).type == "cuda"
     while waiting and all(run.finished for run in done):
         places = waiting.pop(0)
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
         try:
-            done += run_some(places)
+            done += run_some(places, chunk)
             continue
         except Exception as error:
-            if len(places) == 1 or not out_of_memory(error):
+            if not out_of_memory(error):
                 raise
+            asked = "".join(ASKED.findall(str(error))[:1])
         # Here, where nothing holds on to what did not fit.
-        gc.collect()
-        torch.cuda.empty_cache()
-        log.info("%d runs need more memory than there is; half of them may do", len(places))
-        half = len(places) // 2
-        waiting[:0] = [places[:half], places[half:]]
+        room = free_memory(cuda)
+        if (count := len(places)) > 1:
+            waiting[:0] = [places[: count // 2], places[count // 2 :]]
+            words = f"{count} runs need more memory than {room}; half of them may do"
+        elif most > 1:
+            waiting, chunk = [places, *waiting], most // 2
+            words = f"{most} clients in one program need more memory than {room}; {chunk} may do"
+            most = chunk
+        else:
+            more = f" (the last request was for {asked})" if asked else ""
+            raise DeviceFull(
+                f"one client's program needs more memory than {room}{more}; end other processes "
+                "there (nvidia-smi lists them), take a smaller network, or use --device cpu"
+            )
+        log.warning("%s", words)
     return done
+
+
+def free_memory(cuda: bool) -> str:
+    """Give back what this process does not need, and say how much memory is free then."""
+    # The peak of this process is what its work had before the request that was refused.
+    had = torch.cuda.max_memory_allocated() if cuda else 0
+    forget_ready()
+    release_memory()
+    if not cuda:
+        return "there is"
+    free, total = torch.cuda.mem_get_info()
+    return (
+        f"the GPU has: this process held {had / 2**30:.1f} GiB when there was no more, and now "
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+    )

@@ -158,7 +158,7 @@ class FedGNN(Training):
         message: ToAll | ToEach = ToAll(Download(server.model, None))
         if server.group.shape[1]:
             rows = clients.map(self.embed, ToAll(server.model)).rows
-            found = of_others(rows, server.group[clients.positions])
+            found = of_others(rows, server.group[clients.positions], server.group.numel())
             none = tree_map(lambda leaf: leaf.new_zeros(clients.total, *leaf.shape[1:]), found)
             twins = put(none, clients.positions, found)
             message = ToEach(Download(spread(server.model, clients.total), twins))
@@ -293,16 +293,20 @@ def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(used, nodes, -1), torch.where(used, group, -1), pairs
 
 
-def of_others(rows: Tensor, group: Tensor) -> Twins:
-    """Sums over the twins at other clients, from embeddings (K, s, h) and who is whose, (K, s)."""
+def of_others(rows: Tensor, group: Tensor, groups: int) -> Twins:
+    """Sums over the twins at other clients, from embeddings (K, s, h) and who is whose, (K, s).
+
+    There are at most so many groups. A client's nodes of one group stand side by side.
+    """
     used = (group >= 0).to(rows.dtype).unsqueeze(-1)
     counted = torch.cat([rows, torch.ones_like(used)], dim=-1) * used
+    # No number is read, so that the round can be recorded.
+    new = (group != group.roll(1, 1)).long()
+    new[:, 0] = 1
+    inside = new.flatten().cumsum(0).reshape(group.shape) - 1  # numbers each client's groups
     flat, group = counted.flatten(0, 1), group.clamp(min=0)
-    groups = int(group.max()) + 1
-    client = torch.arange(len(group), device=group.device).unsqueeze(-1)
-    pair, inside = torch.unique(client * groups + group, return_inverse=True)
     everyone = sum_at(group.flatten(), flat, groups)
-    own = sum_at(inside.flatten(), flat, len(pair))
+    own = sum_at(inside.flatten(), flat, group.numel())
     others = (everyone[group] - own[inside]) * used
     count = others[..., -1].round()
     return Twins(others[..., :-1] * (count > 0).unsqueeze(-1), count)

@@ -33,7 +33,7 @@ from typing import Self
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
-from atoll.experiment.hardware import available_memory, cores
+from atoll.experiment.hardware import available_memory, cores, device_memory, release_memory
 from atoll.experiment.loggers import share_logs
 from atoll.experiment.observers import PROGRESS, Observer
 from atoll.experiment.problem import SHARE, FederationCache, group_of
@@ -45,7 +45,10 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, S
 logger = logging.getLogger(__name__)
 AUTO = "auto"
 WORTH = 20.0  # processor seconds below which a study ends before other processes have begun
-DEAR = 4.0  # a group that takes so many times the median is scheduled by itself
+DEAR = 4.0  # a group that takes so many times the median is scheduled by itself,
+FEW = 0.005  # if it is also such a share of the study; of many, none is left alone at the end
+ON_GPU = 12 << 30  # bytes of a GPU for each process: most runs take less, and some far more
+EACH = 4  # runs on a GPU that are worth the start of a process, which takes as long as one of them
 TICK = 0.1  # seconds between two looks at the files
 TRIES = 2  # workers that may die before a run begins; then the run counts as failed
 # The variables that torch, numpy and scipy read when they are loaded.
@@ -65,16 +68,17 @@ def check_jobs(wish: int | str) -> None:
 def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """The number of processes for these configurations.
 
-    "auto" is one for each core, but no more than memory allows; one process keeps a GPU busy, and
-    is enough if all runs end before others have begun.
+    "auto" is one for each core, but no more than memory allows, and one if all runs end before
+    others have begun. A GPU waits for Python most of the time, so that processes share it.
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
-    short = len(configs) < 2 or sum(map(study_run.cost_of, configs)) < WORTH
-    if short or any(map(study_run.on_gpu, configs)):
+    if len(configs) < 2 or sum(map(study_run.cost_of, configs)) < WORTH:
         return 1
-    room = available_memory() // max(map(study_run.memory_of, configs))
-    return max(1, min(cores(), len(configs), room))
+    room, most = available_memory() // max(map(study_run.memory_of, configs)), len(configs)
+    if any(map(study_run.on_gpu, configs)):
+        room, most = min(room, device_memory() // ON_GPU), most // EACH
+    return max(1, min(cores(), most, room))
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Schedule:
         self.dearest_first, self.begun = dearest_first, set[str]()
         self.dear, self.returned = list[RunGroup](), list[RunGroup]()
         self.kins: dict[str, list[RunGroup]] = {}
-        limit = DEAR * median_high([task.cost for task in tasks] or [0.0])
+        costs = [task.cost for task in tasks] or [0.0]
+        limit = max(DEAR * median_high(costs), FEW * sum(costs))
         for task in sorted(tasks, key=lambda task: -task.cost if dearest_first else task.cost):
             alike = self.dear if task.cost > limit else self.kins.setdefault(task.kin, [])
             alike.append(task)
@@ -349,6 +354,7 @@ def work(fd: int) -> None:
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(fd, waiting), daemon=True).start()
     settings: StudySettings = pickle.loads(waiting.get())
+    kin = ""
     while True:
         names, content = pickle.loads(waiting.get())
         try:
@@ -360,6 +366,12 @@ def work(fd: int) -> None:
             continue
         if stopping.is_set():
             return
+        if study_run.on_gpu(group[0].config):
+            # What other federations have there, and what the last run left, is for everybody.
+            before, kin = kin, group_of(group[0].config)
+            if kin != before and isinstance(cache := settings.divide, FederationCache):
+                settings = replace(settings, divide=cache.with_limit(cache.limit))  # an empty one
+            release_memory()
         try:
             observe = partial(_RunInWorker, settings.folder, stopping)
             for outcome in study_run.run_group(group, observe, settings):

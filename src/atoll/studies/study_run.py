@@ -56,6 +56,7 @@ class StudyRun:
     method: Method | AnyBaseline | None = None  # in place of the method's name
     data: Data | None = None  # in place of the data's name
     watch: Callable[[Observer], Observer] | None = None  # wraps the observer
+    light: bool = False  # whether only config.toml and result.json are kept, and no checkpoints
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,10 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
         if isinstance(run.method, Baseline):
             run_baseline(run.config, run.method, out=to, observer=observer, data=run.data, **shared)
         else:
-            plan = RunPlan(run.config, to, observer, run.method, run.data, resuming=True, **shared)
-            plan.run()
+            what = run.config, None if run.light else to, observer, run.method, run.data
+            result = RunPlan(*what, resuming=True, **shared).run()
+            if run.light:
+                result.save(to, tables=False)
     except (Stopped, KeyboardInterrupt) as stop:
         if isinstance(stop, KeyboardInterrupt) or judge is None or not judge.pruned:
             note(folder, "stopped", run.name)
@@ -312,15 +315,18 @@ def _costs() -> dict[str, dict[str, float]]:
 
 
 def cost_of(config: RunConfig) -> float:
-    """Processor seconds of a run, roughly; 0.0 for a run that cannot run."""
+    """Seconds of a run, roughly: a processor's, or a process's on a GPU; 0.0 if it cannot run."""
     try:
         costs, (full, _) = _costs(), resolve(config)
     except AtollError:
         return 0.0  # running it gives the error
+    base, name = str(full.set.get("base", "")), plain_name(full.data).lower()
+    if on_gpu(full):  # there seeds, epochs and clients cost little more than one
+        gpu = costs["gpu"]
+        most = max(gpu.get(full.method, 5.0), gpu.get(base, 0.0))
+        return (full.rounds or 1) / 100 * most * costs["gpu_data"].get(name, 1.0)
     work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
-    base = str(full.set.get("base", ""))
     method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
-    name = plain_name(full.data).lower()
     sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
     return work * method * sum(costs["data"].get(one.lower(), 5.0) for one in sets)
 
