@@ -28,7 +28,7 @@ from atoll.data.archive import is_federation_file, load_federation
 from atoll.data.divide import PREPARATIONS, InducedSubgraphs, graph_of, joined_graphs
 from atoll.data.load import is_own, load, parse_own_options
 from atoll.data.own.encoder import Encoder
-from atoll.data.own.new_tables import load_new
+from atoll.data.own.reader import load_new
 from atoll.data.source import UNUSED, GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
 from atoll.engines.clients import Simulation

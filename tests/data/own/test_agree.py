@@ -11,8 +11,7 @@ import pytest
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.data.own.agree import Agreed, Told, agree, with_agreed
 from atoll.data.own.encoder import Encoder
-from atoll.data.own.new_tables import load_new
-from atoll.data.own.reader import load_own
+from atoll.data.own.reader import load_new, load_own
 from atoll.data.own.schema import OwnOptions
 from atoll.data.source import Source
 

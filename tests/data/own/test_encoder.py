@@ -11,8 +11,7 @@ import scipy.sparse as sp
 
 from atoll.core.errors import AtollError, DataError
 from atoll.data.own.encoder import Encoder
-from atoll.data.own.new_tables import load_new
-from atoll.data.own.reader import load_own
+from atoll.data.own.reader import load_new, load_own
 from atoll.data.own.schema import OwnOptions
 from atoll.data.source import Source
 

@@ -71,13 +71,10 @@ def needs(feature: Feature) -> str:
 
 def check_sums(features: Sequence[Feature]) -> None:
     """Refuse a statistic that sums cannot give."""
-    for feature in features:
-        if needs(feature) == "order":
-            problem = (
-                f"column '{feature.name}' needs a median, which owners cannot agree on by sums"
-            )
-            ways = 'scale = "standard" or "range" and missing = "mean" in schema.toml'
-            raise ConfigError(f"{problem}; give {ways}, or --encoder local")
+    for name in (feature.name for feature in features if needs(feature) == "order"):
+        problem = f"column '{name}' needs a median, which owners cannot agree on by sums"
+        ways = 'scale = "standard" or "range" and missing = "mean" in schema.toml'
+        raise ConfigError(f"{problem}; give {ways}, or --encoder local")
 
 
 def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None:
@@ -94,21 +91,19 @@ def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None
 
 def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = ()) -> Told:
     """What an owner tells of a column: of numbers, NaN where there is none, or of values."""
-    rule, need = feature.rule, needs(feature)
+    rule = feature.rule
     choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
     form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
     if feature.kind == "category":
         more = feature.names[len(feature.values) :]
         return Told(feature.name, form, values or feature.values, tuple(more))
-    told = Told(feature.name, form, (), tuple(feature.names))
-    if need != "sums" or found is None:
-        return told
+    told = feature.name, form, (), tuple(feature.names)
+    if needs(feature) != "sums" or found is None:
+        return Told(*told)
     known = found[~np.isnan(found)]
     mean = float(known.mean()) if known.size else 0.0
     away = known - mean
-    squares = float((away**2).sum())
-    sums = {"rows": known.size, "mean": mean, "squares": squares, "rest": float(away.sum())}
-    return msgspec.structs.replace(told, **sums)
+    return Told(*told, known.size, mean, float((away**2).sum()), float(away.sum()))
 
 
 def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
@@ -130,8 +125,7 @@ def agree(told: Mapping[str, Sequence[Told]]) -> tuple[Agreed, ...]:
                 differ = f"({quoted(one.form, 80)} and {quoted(two.form, 80)})"
                 problem = f"'{first}' and '{name}' read column {quoted(one.name)} differently"
                 raise DataError(f"{problem} {differ}; give all the same schema.toml")
-    columns = zip(*told.values(), strict=True)
-    return tuple(_agreed(column) for column in columns)
+    return tuple(map(_agreed, zip(*told.values(), strict=True)))
 
 
 def _agreed(told: Sequence[Told]) -> Agreed:
@@ -161,15 +155,11 @@ def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[
     """Own features with what all agreed on; a declared category or range stays unchanged."""
     if [f.name for f in features] != [a.name for a in agreed]:
         raise DataError("the agreed columns are not those of the tables; agree again")
-    made: list[Feature] = []
-    for own, one in zip(features, agreed, strict=True):
-        if needs(own) == "values":
-            made.append(replace(own, values=one.values))
-        elif needs(own) == "sums":
-            made.append(replace(own, centre=one.centre, spread=one.spread, fill=one.fill))
-        else:
-            made.append(own)
-    return tuple(made)
+    taken = {"values": ("values",), "sums": ("centre", "spread", "fill")}
+    return tuple(
+        replace(own, **{name: getattr(one, name) for name in taken.get(needs(own), ())})
+        for own, one in zip(features, agreed, strict=True)
+    )
 
 
 def declared(rule: Rule) -> tuple[float, float, float]:

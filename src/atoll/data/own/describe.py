@@ -17,7 +17,6 @@ from atoll.data.own.guess import MOST, Look, look_at, telling
 from atoll.data.own.rules import SUITS, Rule
 from atoll.data.own.schema import CONVENTION, OWNERS, Schema, quoted, quoted_list, read_schema
 from atoll.data.own.tables import Part, TableFile, find_parts
-from atoll.data.own.values import cleaned
 
 ROLES = ("id", "label", "split")
 
@@ -100,10 +99,9 @@ def describe(path: Path, schema: Path | None = None) -> Description:
         found.looks[column] = Look(one, rule) if role else look_at(one, rule)
     y = _labels(found, name)
     for column, look in found.looks.items():
-        if column not in found.roles and look.rule.kind != "text" and found.rows:
-            told = telling(look, y)
-            if told:
-                look.ask(f'{told}; if it is not known before the label, role = "ignore"', 0)
+        tried = column not in found.roles and look.rule.kind != "text" and found.rows
+        if tried and (told := telling(look, y)):
+            look.ask(f'{told}; if it is not known before the label, role = "ignore"', 0)
         for text, count in look.questions:
             found.ask(f"{name}, column '{column}'", text, count)
     for part, table in zip(parts, tables, strict=True):
@@ -123,24 +121,24 @@ def _read(file: TableFile, found: Description) -> pa.Table:
 
 def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> pa.Table:
     """The tables of all clients as one; different columns and types are problems."""
-    every = list(dict.fromkeys(name for table in tables for name in table.column_names))
     columns = {}
-    for name in every:
-        having = [table for table in tables if name in table.column_names]
-        lacking = [p.nodes.name for p, t in zip(parts, tables, strict=True) if t not in having]
+    for name in dict.fromkeys(name for table in tables for name in table.column_names):
+        having = [name in table.column_names for table in tables]
+        kinds = {table[name].type for table, has in zip(tables, having, strict=True) if has}
+        kind = kinds.pop() if len(kinds) == 1 else pa.large_string()
+        lacking, rows, chunks = [], 0, list[pa.Array]()
+        for part, table, has in zip(parts, tables, having, strict=True):
+            if has:
+                chunks += table[name].cast(kind).chunks
+            else:
+                lacking.append(part.nodes.name)
+                rows += len(table)
+                chunks.append(pa.nulls(len(table), kind))
         if lacking:
-            rows = sum(len(t) for t in tables if t not in having)
             found.ask(f"column '{name}'", f"is not in {quoted_list(lacking, 3)}", rows)
-        kinds = {table[name].type for table in having}
         if len(kinds) > 1:
             told = f"is of the types {' and '.join(sorted(map(str, kinds)))}; make them alike"
             found.ask(f"column '{name}'", told)
-        kind = kinds.pop() if len(kinds) == 1 else pa.large_string()
-        pieces = [
-            table[name].cast(kind) if name in table.column_names else pa.nulls(len(table), kind)
-            for table in tables
-        ]
-        chunks = [c for p in pieces for c in (p.chunks if hasattr(p, "chunks") else [p])]
         columns[name] = pa.chunked_array(chunks, kind)
     return pa.table(columns)
 
@@ -150,15 +148,13 @@ def _find_id(
 ) -> None:
     """Ask about the column whose values the edges name; without one, the id is open."""
     table, best = _read(edges, Description({}, {}, {})), ("", 0.5)
-    ends = known.source or next(
-        (n for n in table.column_names if n.lower() in CONVENTION["source"]), None
-    )
+    usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])
+    ends = known.source or next(usual, None)
     if ends in table.column_names and len(table):
         named = table[ends].cast(pa.large_string())
         for name in (name for name in nodes.column_names if name not in found.roles):
-            share = np.mean(
-                convert.lookup(named, pc.unique(nodes[name].cast(pa.large_string()))) >= 0
-            )
+            values = pc.unique(nodes[name].cast(pa.large_string()))
+            share = np.mean(convert.lookup(named, values) >= 0)
             best = max(best, (name, float(share)), key=lambda pair: pair[1])
     if best[0]:
         found.roles[best[0]] = "id"
@@ -199,7 +195,7 @@ def _labels(found: Description, file: str) -> np.ndarray:
     if name is None:
         return np.full(found.rows, -1)
     look, place = found.looks[name], f"{file}, column '{name}'"
-    texts = cleaned(look.column, look.rule).values.cast(pa.large_string())
+    texts = convert.cleaned(look.column, look.rule).values.cast(pa.large_string())
     distinct = convert.sorted_values(texts)
     marks = [value for value in distinct.to_pylist() if value.lower() in MISSING]
     if marks:
@@ -238,30 +234,22 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
         if len(hits) == 1:
             names[role] = hits[0]
         elif role != "weight" and table.column_names:
-            told = "could be" if hits else "no column is"
-            some = (
-                f"columns {quoted_list(hits)} {told} the {role}" if hits else f"{told} the {role}"
-            )
-            found.ask(file, f'{some}; name one with [edges] {role} = "..." ')
+            some = f"columns {quoted_list(hits)} could be" if hits else "no column is"
+            found.ask(file, f'{some} the {role}; name one with [edges] {role} = "..." ')
     found.edges = found.edges or names
-    rest = [name for name in table.column_names if name not in names.values()]
-    if rest:
+    if rest := [name for name in table.column_names if name not in names.values()]:
         found.ask(file, f"columns {quoted_list(rest)} of the edges are not used")
     if "weight" in names:
         weight = table[names["weight"]].cast(pa.large_string())
-        right = pc.match_substring_regex(weight, NUMBER.replace("[-+]?", "[+]?", 1)).fill_null(
-            False
-        )
-        if wrong := len(right) - (pc.sum(right).as_py() or 0):
+        right = pc.match_substring_regex(weight, NUMBER.replace("[-+]?", "[+]?", 1))
+        if wrong := len(right) - (pc.sum(right).as_py() or 0):  # a missing weight is wrong, too
             place = f"{file}, column '{names['weight']}'"
             found.ask(place, "a weight is a finite number, zero or more", wrong)
     if ids is None or "source" not in names or "target" not in names:
         return
-    ends = [
-        convert.lookup(table[names[r]].cast(pa.large_string()), ids) for r in ("source", "target")
-    ]
-    empty = sum(table[names[role]].null_count for role in ("source", "target"))
-    if empty:
+    given = [table[names[role]].cast(pa.large_string()) for role in ("source", "target")]
+    ends = [convert.lookup(end, ids) for end in given]
+    if empty := sum(end.null_count for end in given):
         found.ask(file, "an end of an edge has no value", empty)
     lost = (ends[0] < 0) | (ends[1] < 0)
     if gone := int(lost.sum()) - empty:
@@ -269,8 +257,7 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
         name = names["source" if ends[0][first] < 0 else "target"]
         told = f"edges name a node that is not there, as {quoted(table[name][first].as_py())} does"
         found.ask(file, f"{told}; --own dangling=drop leaves them out", gone)
-    loops = int(((ends[0] == ends[1]) & ~lost).sum())
-    if loops:
+    if loops := int(((ends[0] == ends[1]) & ~lost).sum()):
         found.ask(file, "edges join a node to itself; they are dropped (--own self_loops)", loops)
     keys = ends[0][~lost].astype(np.int64) * len(ids) + ends[1][~lost]
     if again := keys.size - np.unique(keys).size:

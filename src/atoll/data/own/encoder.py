@@ -17,18 +17,8 @@ import scipy.sparse as sp
 from pyarrow import types
 
 from atoll.core.errors import ConfigError, DataError
+from atoll.data.own import agree
 from atoll.data.own import columns as convert
-from atoll.data.own import values
-from atoll.data.own.agree import (
-    Told,
-    agree,
-    check_declared,
-    check_sums,
-    declared,
-    needs,
-    tell,
-    with_agreed,
-)
 from atoll.data.own.columns import NUMBER, SPARSE_BELOW, Column, Rows
 from atoll.data.own.rules import OWN_CATEGORY, Rule
 from atoll.data.own.schema import Loading, NodeRoles, Schema, quoted, quoted_list
@@ -73,17 +63,14 @@ class Feature:
     def measured(self, column: Column) -> np.ndarray:
         """A number, truth value or instant for each row before scaling; NaN where none is."""
         gaps = self.rule.missing not in (None, "refuse")
-        column = values.cleaned(column, self.rule)
+        column = convert.cleaned(column, self.rule)
         if not gaps:
             column = column.complete(self.name)
         if self.kind == "date":
-            return values.seconds(column, self.rule)
+            return convert.seconds(column, self.rule)
         if self.kind == "boolean":
-            return values.truths(column)
-        found = values.numbers(column, "the model was trained on numbers there", gaps=gaps)
-        return self._logarithm(found)
-
-    def _logarithm(self, found: np.ndarray) -> np.ndarray:
+            return convert.truths(column)
+        found = convert.numbers(column, "the model was trained on numbers there", gaps=gaps)
         log = self.rule.scale == "log"
         return np.asarray(np.sign(found) * np.log1p(np.abs(found))) if log else found
 
@@ -115,7 +102,7 @@ class Feature:
             scaled = (number - centre) / spread
             made.append(np.clip(scaled, -1, 1) if self.rule.scale == "range" else scaled)
         for part in (part for part in self.rule.parts if part != "days"):
-            angle = values.date_part(found, part, "")
+            angle = convert.date_part(found, part, "")
             made += [np.nan_to_num(np.sin(angle)), np.nan_to_num(np.cos(angle))]
         if self.rule.missing == OWN_CATEGORY:
             made.append(lost)
@@ -123,13 +110,12 @@ class Feature:
 
     def in_days(self, found: np.ndarray) -> np.ndarray:
         """Instants as days; other numbers as they are."""
-        return (
-            values.date_part(found, "days", str(self.rule.since)) if self.kind == "date" else found
-        )
+        days = self.kind == "date"
+        return convert.date_part(found, "days", str(self.rule.since)) if days else found
 
     def places(self, column: Column) -> np.ndarray:
         """The place of each row's category among the known values, (N,) int32."""
-        column = values.cleaned(column, self.rule)
+        column = convert.cleaned(column, self.rule)
         if self.rule.missing != OWN_CATEGORY:
             column = column.complete(self.name)
         texts = column.values.cast(pa.large_string())
@@ -197,31 +183,25 @@ class Encoder:
         made = [feature.encoded(columns[feature.name], clients) for feature in self.features]
         rows, width = len(made[0]), len(self.names)
         filled = [np.count_nonzero(m) if m.dtype == np.float32 else rows for m in made]
-        if sum(filled) < SPARSE_BELOW * rows * width:
-            return self._sparse(made, rows)
-        x, start = np.zeros((rows, width), dtype=np.float32), 0
+        sparse = sum(filled) < SPARSE_BELOW * rows * width
+        x, start, parts = np.zeros((0 if sparse else rows, width), dtype=np.float32), 0, []
         for feature, block in zip(self.features, made, strict=True):
             wide = len(feature.names)
-            if feature.kind == "category":
+            if sparse and feature.kind == "category":
+                entries = np.ones(rows, np.float32), block, np.arange(rows + 1)
+                parts.append(sp.csr_array(entries, shape=(rows, wide)))
+            elif sparse:
+                parts.append(sp.csr_array(block))
+            elif feature.kind == "category":
                 x[np.arange(rows), start + block] = 1
             else:
                 x[:, start : start + wide] = block
             start += wide
-        return x
-
-    def _sparse(self, made: Sequence[np.ndarray], rows: int) -> sp.csr_array:
-        parts = []
-        for feature, block in zip(self.features, made, strict=True):
-            if feature.kind == "category":
-                entries = np.ones(rows, np.float32), block, np.arange(rows + 1)
-                parts.append(sp.csr_array(entries, shape=(rows, len(feature.names))))
-            else:
-                parts.append(sp.csr_array(block))
-        return sp.hstack(parts, format="csr")
+        return sp.hstack(parts, format="csr") if sparse else x
 
     def labels(self, column: Column) -> np.ndarray:
         """Class numbers, -1 where no label is given; a class that training never saw is refused."""
-        column = values.cleaned(column, self.schema.columns.get(self.label, Rule()))
+        column = convert.cleaned(column, self.schema.columns.get(self.label, Rule()))
         texts = convert.label_values(column).cast(pa.large_string())
         found = convert.lookup(texts, pa.array(self.classes, pa.large_string())).astype(np.int64)
         unknown = (found < 0) & ~np.asarray(texts.is_null())
@@ -293,33 +273,33 @@ def fit(
     if mode == "local" and not groups:
         raise ConfigError("--encoder local needs tables that name the client of each node")
     if loading.options.private:
-        check_declared(features, numbers=mode != "local")
+        agree.check_declared(features, numbers=mode != "local")
     if together:
-        check_sums(features)
-    told: dict[str, list[Told]] = {str(name): [] for name in groups}
+        agree.check_sums(features)
+    told: dict[str, list[agree.Told]] = {str(name): [] for name in groups}
     made = list[Feature]()
     for feature in features:
         numbers = None
-        if needs(feature) in ("sums", "order"):
+        if agree.needs(feature) in ("sums", "order"):
             numbers = feature.in_days(feature.measured(columns[feature.name]))
         if loading.telling:
             frequent = _frequent(feature, columns[feature.name], loading.telling)
-            loading.report.told += (tell(feature, numbers, frequent),)
+            loading.report.told += (agree.tell(feature, numbers, frequent),)
         for name, rows in groups.items() if together else ():
-            told[str(name)].append(tell(feature, None if numbers is None else numbers[rows]))
+            told[str(name)].append(agree.tell(feature, None if numbers is None else numbers[rows]))
         own = groups if mode == "local" else {}
         made.append(feature if together else _with_statistics(feature, numbers, own))
     if together:
         ready = [_with_statistics(f, None, {}) for f in made]
-        return with_agreed(ready, agree(told))
+        return agree.with_agreed(ready, agree.agree(told))
     return tuple(made)
 
 
 def _frequent(feature: Feature, column: Column, least: int) -> tuple[str, ...]:
     """The values of a category in so many rows; one that is rarer needs a place among others."""
-    if needs(feature) != "values" or least <= 1:
+    if agree.needs(feature) != "values" or least <= 1:
         return feature.values
-    texts = values.cleaned(column, feature.rule).values.cast(pa.large_string())
+    texts = convert.cleaned(column, feature.rule).values.cast(pa.large_string())
     counts = pc.value_counts(texts.combine_chunks().drop_null())
     often = counts.field("values").filter(pc.greater_equal(counts.field("counts"), least))
     kept = tuple(sorted(often.to_pylist()))
@@ -331,7 +311,7 @@ def _frequent(feature: Feature, column: Column, least: int) -> tuple[str, ...]:
 
 def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     wish = loading.rule(column.name)
-    column = values.cleaned(column, wish)
+    column = convert.cleaned(column, wish)
     kind = cast(Kind, wish.kind) if wish.kind else _kind(column, wish, roles)
     schema, name = loading.schema, column.name
     rule = wish.settled(kind, schema.scale, schema.missing)
@@ -344,7 +324,7 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
         return _category(column, rule, loading)
     if kind == "number":
         known = "schema.toml says the column is a number"
-        values.check_number(column, known if wish.kind or name in roles.numbers else MOSTLY)
+        convert.check_number(column, known if wish.kind or name in roles.numbers else MOSTLY)
     return Feature(name, kind, (), rule)
 
 
@@ -358,18 +338,15 @@ def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
     if convert.is_number(kind) or name in roles.numbers:
         return "number"
     if not convert.is_text(kind):
+        advice = "turn it into numbers, or list it under ignore or categories in schema.toml"
         if types.is_date(kind) or types.is_timestamp(kind):
             advice = f'add [columns.{name}] kind = "date" or "text" (to ignore it) to schema.toml'
-        else:
-            advice = "turn it into numbers, or list it under ignore or categories in schema.toml"
-        raise DataError(
-            f"{column.rows.name}, column '{name}' is of type {kind}; a feature is a number or a "
-            f"text: {advice}"
-        )
+        problem = f"column '{name}' is of type {kind}; a feature is a number or a text"
+        raise DataError(f"{column.rows.name}, {problem}: {advice}")
     matches = pc.match_substring_regex(pc.unique(column.values).drop_null(), NUMBER)
     numeric = pc.mean(matches.cast(pa.float64())).as_py() or 0
     if 0.5 <= numeric < 1:
-        values.check_number(column, MOSTLY)
+        convert.check_number(column, MOSTLY)
     return "number" if numeric == 1 and rule.empty else "category"
 
 
@@ -378,16 +355,15 @@ def _with_statistics(
 ) -> Feature:
     """The feature with centre, spread and fill: declared, of all rows, or of each group of rows."""
     if numbers is None:
-        known = declared(feature.rule) if feature.rule.range else (0.0, 1.0, 0.0)
+        known = agree.declared(feature.rule) if feature.rule.range else (0.0, 1.0, 0.0)
         return replace(feature, centre=known[0], spread=known[1], fill=known[2])
-    by_client = {}
     for name, rows in groups.items():
         if np.isnan(numbers[rows]).all():
             problem = f"client '{name}' has no value in column '{feature.name}'"
             raise DataError(f"{problem}, so it cannot scale it; use --encoder federated")
-        by_client[str(name)] = _statistics(feature.rule, numbers[rows])
-    if by_client:
-        return replace(feature, by_client=by_client)
+    if groups:
+        own = {str(name): _statistics(feature.rule, numbers[rows]) for name, rows in groups.items()}
+        return replace(feature, by_client=own)
     centre, spread, fill = _statistics(feature.rule, numbers)
     return replace(feature, centre=centre, spread=spread, fill=fill)
 
@@ -411,18 +387,15 @@ def _statistics(rule: Rule, numbers: np.ndarray) -> tuple[float, float, float]:
 
 
 def _category(column: Column, rule: Rule, loading: Loading) -> Feature:
-    most = loading.options.max_categories
-    distinct = rule.values
-    if not distinct:
-        distinct = tuple(convert.sorted_values(column.values.cast(pa.large_string())).to_pylist())
-    if len(distinct) > most:
-        problem = f"column '{column.name}' holds {len(distinct)} different texts"
+    texts, name = column.values.cast(pa.large_string()), column.name
+    distinct = rule.values or tuple(convert.sorted_values(texts).to_pylist())
+    if len(distinct) > loading.options.max_categories:
+        problem = f"column '{name}' holds {len(distinct)} different texts"
+        most = f"at most {loading.options.max_categories} can become categories"
         advice = "list it under ignore in schema.toml, or raise max_categories"
-        most_words = f"at most {most} can become categories"
-        raise DataError(f"{column.rows.name}, {problem}; {most_words}; {advice}")
-    feature = Feature(column.name, "category", distinct, rule)
-    width = len(feature.names)
-    loading.report.note(f"column '{column.name}' became {width} columns, one per category")
+        raise DataError(f"{column.rows.name}, {problem}; {most}; {advice}")
+    feature = Feature(name, "category", distinct, rule)
+    loading.report.note(f"column '{name}' became {len(feature.names)} columns, one per category")
     return feature
 
 
@@ -445,18 +418,17 @@ def encode_nodes(
         names = (str(loading.options.owner), "client", *owners)
         natural = [n for n in names if n in owners and n != loading.options.time]
         clients = owners[natural[0]] if natural else None
-    if encoder is not None:
-        y = y if roles.label is None else encoder.labels(columns[roles.label])
-        x, classes = encoder.transform(columns, clients), encoder.classes
-        return Nodes(x, y, classes, encoder.names, split, owners, encoder)
-    assert roles.label is not None
-    label = values.cleaned(columns[roles.label], loading.rule(roles.label))
-    y, classes = convert.encode_labels(label, loading.options.max_categories)
-    features = fit(columns, roles, loading, clients)
-    if not features:
-        advice = "add at least one, for example each node's degree"
-        raise DataError(f"{rows.name} has no feature column; {advice}")
-    named = roles.label, classes, roles.id, roles.split, roles.owners
-    encoder = Encoder(features, *named, loading.schema)
+    if encoder is None:
+        assert roles.label is not None
+        label = convert.cleaned(columns[roles.label], loading.rule(roles.label))
+        y, classes = convert.encode_labels(label, loading.options.max_categories)
+        features = fit(columns, roles, loading, clients)
+        if not features:
+            advice = "add at least one, for example each node's degree"
+            raise DataError(f"{rows.name} has no feature column; {advice}")
+        named = roles.label, classes, roles.id, roles.split, roles.owners
+        encoder = Encoder(features, *named, loading.schema)
+    elif roles.label is not None:
+        y = encoder.labels(columns[roles.label])
     x = encoder.transform(columns, clients)
-    return Nodes(x, y, classes, encoder.names, split, owners, encoder)
+    return Nodes(x, y, encoder.classes, encoder.names, split, owners, encoder)

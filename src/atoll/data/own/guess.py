@@ -11,11 +11,9 @@ from pyarrow import types
 
 from atoll.core.errors import AtollError
 from atoll.data.own import columns as convert
-from atoll.data.own import values as convert_values
-from atoll.data.own.columns import MISSING, NUMBER, Column
+from atoll.data.own.columns import MISSING, NUMBER, TRUTH, Column
 from atoll.data.own.rules import OWN_CATEGORY, Rule
 from atoll.data.own.schema import quoted, quoted_list
-from atoll.data.own.values import TRUTH
 
 COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"
 """A number with a decimal comma, and points between thousands."""
@@ -39,7 +37,7 @@ class Look:
         """The rule with every choice named, and all values of a category."""
         kind, rule = self.rule.kind or "text", self.rule
         if kind == "category" and not rule.values:
-            texts = convert_values.cleaned(self.column, rule).values.cast(pa.large_string())
+            texts = convert.cleaned(self.column, rule).values.cast(pa.large_string())
             rule = replace(rule, values=tuple(convert.sorted_values(texts).to_pylist()))
         return rule if kind == "text" else rule.settled(kind, None, None)
 
@@ -50,7 +48,7 @@ class Look:
 
 def look_at(column: Column, wish: Rule) -> Look:
     """The kind of a feature column, with a question for everything that is not certain."""
-    found = Look(convert_values.cleaned(column, wish), wish)
+    found = Look(convert.cleaned(column, wish), wish)
     counts = pc.value_counts(found.column.values.combine_chunks().drop_null())
     texts, rows = counts.field("values"), np.asarray(counts.field("counts"))
     if not len(texts):
@@ -162,7 +160,7 @@ def _gaps(look: Look) -> None:
     """Ask about rows without a value, unless the schema decides."""
     if look.rule.kind == "text" or look.rule.missing not in (None, "refuse"):
         return
-    values = convert_values.cleaned(look.column, look.rule).values
+    values = convert.cleaned(look.column, look.rule).values
     gaps = values.null_count
     if types.is_floating(values.type):
         gaps += pc.sum(pc.is_nan(values)).as_py() or 0
@@ -207,15 +205,15 @@ def telling(look: Look, y: np.ndarray) -> str:
 
 def _codes(look: Look) -> np.ndarray:
     """The column as numbers for a tree; a missing value is below all others."""
-    column = convert_values.cleaned(look.column, look.rule)
+    column = convert.cleaned(look.column, look.rule)
     if look.rule.kind == "category":
         texts = column.values.cast(pa.large_string())
         return convert.lookup(texts, convert.sorted_values(texts)).astype(np.float64)
     if look.rule.kind == "date":
-        found = convert_values.seconds(column, look.rule)
+        found = convert.seconds(column, look.rule)
     elif look.rule.kind == "boolean":
-        found = convert_values.truths(column)
+        found = convert.truths(column)
     else:
-        found = convert_values.numbers(column, "the column is a number", gaps=True)
+        found = convert.numbers(column, "the column is a number", gaps=True)
     lowest = float(np.nanmin(found)) if not np.isnan(found).all() else 0.0
     return np.asarray(np.where(np.isnan(found), lowest - 1, found))
