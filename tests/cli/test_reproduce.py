@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.studies.reproduce.history import read_tables
+from atoll.studies.reproduce.table import read_tables
 
 TINY = ("--only", "dataset=Cora,clients=10,method=FedAvg", "--rounds", 1, "--seeds", 1)
 

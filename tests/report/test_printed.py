@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll.report import collect, write_report
 from atoll.report.page import page
 from atoll.report.printed import printed_tables
-from atoll.studies.reproduce.history import read_tables
+from atoll.studies.reproduce.table import read_tables
 
 
 def section(html: str, name: str) -> str:

@@ -34,8 +34,7 @@ from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels, Rule
 from atoll.present.layout import Part, Words, heading, quiet
 from atoll.present.tables import Column, Table, make_table
 
-ROUNDS = 50
-"""How long the paper trained to set the two numbers."""
+ROUNDS = 50  # how long the paper trained to set the two numbers
 LEAST_ROUNDS = 8
 STEPS = (-3, -2, -1, 0, 1, 2, 3, 4)
 """Places of a grid, in steps from the proposal, which is the place 0."""
@@ -163,10 +162,9 @@ def tune_clusters(
     if not isinstance(method, GCFL):
         raise ConfigError(f"{config.method} does not split clusters; this command needs gcfl")
     if len(federation) <= method.min_size:
-        raise ConfigError(
-            f"a cluster of {method.min_size} clients or fewer is never split, and there are only "
-            f"{len(federation)} clients; nothing is to be tuned"
-        )
+        never = f"a cluster of {method.min_size} clients or fewer is never split"
+        only = f"there are only {len(federation)} clients"
+        raise ConfigError(f"{never}, and {only}; nothing is to be tuned")
     check_task(method, federation)
     device, engine = choose_device(config.device), choose_engine(config.engine)[0]
     whole = replace(method, eps1=0.0)  # no norm is below zero, so that nothing is split
@@ -179,11 +177,10 @@ def tune_clusters(
         if on_round is not None:
             on_round(number + 1)
     trace = server.trace.double().cpu().numpy()
-    norms, together = trace[:, 0], trace[:, 1, 0]
-    waits = method.seq_length if method.similarity != "cosine" else 1
-    may_split, names = max(method.min_round, waits - 1), federation.client_names
-    notes = tuple(made.notes)
-    return ThresholdProposal(config, request, norms, together, may_split, names, notes)
+    norms, waits = (trace[:, 0], trace[:, 1, 0]), method.seq_length
+    may_split = max(method.min_round, waits - 1 if method.similarity != "cosine" else 0)
+    about = federation.client_names, tuple(made.notes)
+    return ThresholdProposal(config, request, *norms, may_split, *about)
 
 
 def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:

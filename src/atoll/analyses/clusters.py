@@ -29,8 +29,7 @@ from atoll.present.layout import Branch, Part, heading, quiet
 from atoll.present.tables import Column, Table, make_table
 from atoll.present.terminal import counted
 
-SHUFFLES = 2000
-"""Random clusters that the found ones are compared with."""
+SHUFFLES = 2000  # random clusters that the found ones are compared with
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +48,18 @@ class Gain:
     @property
     def spread(self) -> float | None:
         """The paper's ±: mean over clients of the standard deviation over seeds; None for one."""
-        if len(self.accuracy) < 2:
-            return None
-        return float(np.nanmean(self.accuracy.std(0, ddof=1)))
+        seeds = len(self.accuracy)
+        return float(np.nanmean(self.accuracy.std(0, ddof=1))) if seeds > 1 else None
 
     def improved(self, *, ties: bool) -> int:
         """Clients that gain; with `ties` also those that lose nothing, the paper's ratio."""
-        if self.gain is None:
-            return 0
         # Means of the same accuracies in another order differ in the last digit.
-        return int((self.gain > (-1e-9 if ties else 1e-9)).sum())
+        return 0 if self.gain is None else int((self.gain > (-1e-9 if ties else 1e-9)).sum())
 
     def summary(self) -> dict[str, object]:
         """The object for JSON."""
-        found: dict[str, object] = {"run": self.name}
-        found |= {name: getattr(self, name) for name in ("accuracy", "mean", "spread")}
+        names = ("accuracy", "mean", "spread")
+        found = {"run": self.name, **{name: getattr(self, name) for name in names}}
         if self.gain is None:
             return found
         ends = {"mean_gain": np.nanmean(self.gain), "min_gain": np.nanmin(self.gain)}
@@ -171,10 +167,9 @@ def study_clusters(
         last = config.all_seeds[-1]
         raise ConfigError(f"seed is {number}, but the run has the seeds {config.seed} to {last}")
     if run.method is None:
-        raise ConfigError(
-            f"the run in '{folder}' was started in Python with a method object, which its folder "
-            "does not hold; run the method by its name"
-        )
+        problem = f"the run in '{folder}' was started in Python with a method object"
+        hint = "run the method by its name"
+        raise ConfigError(f"{problem}, which its folder does not hold; {hint}")
     found = run.method.diagnostics(run.servers[number - config.seed])
     if "splits" not in found:
         raise ConfigError(f"{config.method} does not split clusters; this command needs gcfl")
@@ -271,19 +266,19 @@ def _clients(members: Sequence[int], found: ClusterStudy) -> str:
 
 
 def _heterogeneity_table(found: ClusterStudy) -> Table:
-    lines = []
+    lines: list[tuple[str, float, float]] = []
     for number, *values in found.within():
         name = "all clients in one" if number < 0 else f"after the splits of round {number}"
-        lines.append((name, tuple(values)))
-    pairs = found.pairs
-    lines.append(("chance", (found.chance(pairs.structure), found.chance(pairs.features))))
+        lines.append((name, *values))
+    kinds = found.pairs.structure, found.pairs.features
+    lines.append(("chance", *map(found.chance, kinds)))
     above = len(lines)
     for members in found.several[:MAX_ROWS]:
         label = _clients(members, found)
-        short = label if len(label) <= 46 else label[:45] + "…"
-        lines.append((short, found.of_cluster(members)))
+        label = label if len(label) <= 46 else label[:45] + "…"
+        lines.append((label, *found.of_cluster(members)))
     names = (Column("heterogeneity inside clusters", "left", wrap=True), "structure", "features")
-    rows = [(name, *(number_text(value, 3) for value in values)) for name, values in lines]
+    rows = [(name, *(number_text(value, 3) for value in values)) for name, *values in lines]
     return make_table(names, rows, sections=[above])
 
 

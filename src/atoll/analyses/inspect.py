@@ -14,8 +14,7 @@ from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels, Texts, named, number_text
 from atoll.present.tables import Column, Table, make_table
 
-MAX_CLASSES = 12
-"""Classes that the table of labels lists; the plot has all."""
+MAX_CLASSES = 12  # classes that the table of labels lists; the plot has all
 
 
 def inspection_tables(found: Heterogeneity) -> list[Table]:
@@ -91,11 +90,9 @@ def _table(
 
 
 def _divergences(found: Heterogeneity) -> list[tuple[str, np.ndarray]]:
-    return [
-        ("labels", found.label_divergence),
-        ("features of connected nodes", found.feature_divergence),
-        ("structure (anonymous walks)", found.structure_divergence),
-    ]
+    names = "labels", "features of connected nodes", "structure (anonymous walks)"
+    kinds = found.label_divergence, found.feature_divergence, found.structure_divergence
+    return list(zip(names, kinds, strict=True))
 
 
 def _mean_std(matrix: np.ndarray) -> str:

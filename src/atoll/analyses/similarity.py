@@ -47,8 +47,8 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
     if federation.task.many_graphs:
         raise ConfigError("similarities of clients are compared where nodes are classified")
     found = describe(federation, random_graphs=0)
-    kinds = {"labels": "label", "features": "feature", "structure": "structure"}
-    data = {kind: 1 - getattr(found, f"{name}_divergence") for kind, name in kinds.items()}
+    names = {"labels": "label", "features": "feature", "structure": "structure"}
+    data = {kind: 1 - getattr(found, f"{name}_divergence") for kind, name in names.items()}
     methods: dict[str, np.ndarray] = {}
     for run, folder in zip(runs, folders, strict=True):
         name = run.config.method

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli import options
-from atoll.cli.common import config_of, make_console, print_next, print_notes, print_written
+from atoll.cli.common import config_of, make_console, pop, print_next, print_notes, print_written
 from atoll.cli.options import PATH, command, option
 from atoll.core.errors import ConfigError
 
@@ -63,16 +63,13 @@ def inspect(out: Path | None, **given: object) -> None:
     options.AS_JSON,
     example="atoll contribution --data cora --clients 3 --client 0 --seeds 5",
 )
-def contribution(
-    client: int, vary: str, ratio: float | None, out: Path | None, as_json: bool, **given: object
-) -> None:
+def contribution(out: Path | None, as_json: bool, **given: Any) -> None:
     """Train with and without one client: what does it do to each class?"""
-    from atoll.analyses import contribution_view as view
-    from atoll.analyses.contribution import contribution as compare
+    from atoll.analyses import contribution as analysis
     from atoll.experiment.config import resolve
     from atoll.present.terminal import progress
 
-    config = config_of(given)
+    how, config = pop(given, "client", "vary", "ratio"), config_of(given)
     console = _console(out, as_json=as_json)
     rounds = resolve(config)[0].rounds or 1
     with progress(console, 2 * config.seeds * rounds) as move:
@@ -83,11 +80,11 @@ def contribution(
             if not console.is_terminal and done == rounds:
                 console.print(f"{which}: {done} rounds")
 
-        found = compare(config, client=client, vary=vary, ratio=ratio, on_round=on_round)
+        found = analysis.contribution(config, on_round=on_round, **how)
     print_notes(console, found.notes)
-    _print(console, view.contribution_parts(found))
-    files = view.contribution_files(found) if out else {}
-    _finish(console, out, files, view.summary(found) if as_json else None)
+    _print(console, analysis.contribution_parts(found))
+    files = analysis.contribution_files(found) if out else {}
+    _finish(console, out, files, analysis.summary(found) if as_json else None)
 
 
 @command(
@@ -157,13 +154,7 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
     example="atoll explain my-run --node C17",
 )
 def explain(
-    folder: Path,
-    node: str | None,
-    edges: bool,
-    seed: int | None,
-    out: Path | None,
-    form: str,
-    **given: Any,
+    folder: Path, node: str | None, edges: bool, out: Path | None, form: str, **given: Any
 ) -> None:
     """Show which features and neighbours decided the class of a node.
 
@@ -172,20 +163,17 @@ def explain(
     if edges == (node is not None):
         hint = "--edges for the edges that fedath trusts"
         raise ConfigError(f"give either --node ID to explain a prediction, or {hint}")
-    console = make_console()
-    if node is not None:
-        from atoll.analyses.explain_node import explain_node, node_tables
-
-        _print(console, node_tables(explain_node(folder, node, seed=seed, **given)), framed="left")
-        return
-    from atoll.analyses.explain import explain as explain_run
-    from atoll.analyses.explain import explanation_files, explanation_table
+    from atoll.analyses import explain as analysis
     from atoll.present.files import write_all
 
-    found = explain_run(folder, seed)
-    to = out or folder / "explain"
-    write_all(to, explanation_files(found, form))
-    _print(console, [explanation_table(found)], framed="left")
+    console, to = make_console(), out or folder / "explain"
+    if node is not None:
+        reasons = analysis.explain_node(folder, node, **given)
+        _print(console, analysis.node_tables(reasons), framed="left")
+        return
+    found = analysis.explain(folder, given["seed"])
+    write_all(to, analysis.explanation_files(found, form))
+    _print(console, [analysis.explanation_table(found)], framed="left")
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
 
 

@@ -91,10 +91,8 @@ def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -
     if names:
         words = {"methods": "METHOD", "method": f"METHOD '{given.get('method')}'"}
         option = words.get(names[0], "--" + names[0].replace("_", "-"))
-        raise ConfigError(
-            f"--resume continues a {kind} with its own configuration, but {option} was given; "
-            f"leave everything out but {allowed}"
-        )
+        problem = f"--resume continues a {kind} with its own configuration, but {option} was given"
+        raise ConfigError(f"{problem}; leave everything out but {allowed}")
 
 
 @contextmanager

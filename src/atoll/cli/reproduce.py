@@ -45,10 +45,15 @@ def reproduce(
     from atoll.present.layout import layout
     from atoll.studies.reproduce import printed
     from atoll.studies.reproduce.figures import reproduce_figure
-    from atoll.studies.reproduce.history import whole_table
     from atoll.studies.reproduce.listing import items, listing_parts
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
-    from atoll.studies.reproduce.table import PaperStudy, Wanted, parse_only, reproduce_table
+    from atoll.studies.reproduce.table import (
+        PaperStudy,
+        Wanted,
+        parse_only,
+        reproduce_table,
+        whole_table,
+    )
 
     console = common.make_console(stderr=as_json or quiet)
     tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()

@@ -21,10 +21,8 @@ from atoll.experiment.problem import task_of_object
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, cost_of
 
-EVERY = 30.0
-"""Least seconds between two lines inside a cell, where no bar can be drawn."""
-SHOWN = 4
-"""Most cells that are named where several run at once."""
+EVERY = 30.0  # least seconds between two lines inside a cell, where no bar can be drawn
+SHOWN = 4  # most cells that are named where several run at once
 
 
 @dataclass(frozen=True)

@@ -212,10 +212,9 @@ class RunFolder:
                 **{name: about[name] for name in same},
             )
         except (KeyError, ValueError, IndexError) as error:
-            raise DataError(
-                f"the run in '{self.path}' was saved by another version of Atoll, or its files "
-                f"were changed ({type(error).__name__}: {error}); run it again"
-            ) from error
+            saved = f"the run in '{self.path}' was saved by another version of Atoll"
+            changed = f"its files were changed ({type(error).__name__}: {error})"
+            raise DataError(f"{saved}, or {changed}; run it again") from error
 
 
 def open_run(folder: str | Path) -> RunFolder:

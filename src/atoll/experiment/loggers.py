@@ -55,10 +55,9 @@ class RoundLog(Observer):
         try:
             return cls.load()
         except ImportError as error:
-            raise ConfigError(
-                f"--log {cls.package} needs the package {cls.package}, which is not installed; "
-                f"install it with: pip install 'atoll-fgl[{cls.package}]'"
-            ) from error
+            needs = f"--log {cls.package} needs the package {cls.package}, which is not installed"
+            hint = f"install it with: pip install 'atoll-fgl[{cls.package}]'"
+            raise ConfigError(f"{needs}; {hint}") from error
 
     @classmethod
     def share(cls) -> None:

@@ -409,20 +409,29 @@ def _blocks(
     client: str, part: Source, ids: np.ndarray, start: int, size: int, hops: int
 ) -> Iterator[Part]:
     """Some new nodes at a time, with all nodes that are at most `hops` edges before them."""
-    n, (begins, ends) = part.num_nodes, part.edges
-    before = sp.csr_array((np.ones(len(ends), np.int8), (ends, begins)), shape=(n, n))
-    cut, new = InducedSubgraphs(part), np.flatnonzero(ids >= start)
+    before, cut, new = edges_before(part), InducedSubgraphs(part), np.flatnonzero(ids >= start)
     for first in range(0, len(new), size):
         own = new[first : first + size]
-        seen = np.zeros(n, dtype=bool)
-        seen[own], near = True, own
-        for _ in range(hops):
-            near = np.unique(before[near].indices)
-            near = near[~seen[near]]
-            seen[near] = True
-        rows = np.flatnonzero(seen)
+        rows = near(before, own, hops)
         graph = graph_of(cut.part(rows), ids[rows], np.full(len(rows), UNUSED))
         yield Part(client, graph, np.searchsorted(rows, own), ids[own] - start)
+
+
+def edges_before(part: Source) -> sp.csr_array:
+    """A row for each node, with the nodes that an edge joins to it."""
+    size, (begins, ends) = part.num_nodes, part.edges
+    return sp.csr_array((np.ones(len(ends), np.int8), (ends, begins)), shape=(size, size))
+
+
+def near(before: sp.csr_array, nodes: np.ndarray, hops: int) -> np.ndarray:
+    """Some nodes and all that are at most so many edges before them, in ascending order."""
+    seen = np.zeros(before.shape[0], dtype=bool)
+    seen[nodes] = True
+    for _ in range(hops):
+        nodes = np.unique(before[nodes].indices)
+        nodes = nodes[~seen[nodes]]
+        seen[nodes] = True
+    return np.flatnonzero(seen)
 
 
 def _predict_clients(

@@ -28,8 +28,7 @@ from atoll.nn import NETS
 
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
 """What every method's docstring says, each on a line of its own."""
-SOURCE_WIDTH = 100
-"""How wide the lines of a docstring may be."""
+SOURCE_WIDTH = 100  # how wide the lines of a docstring may be
 _COUNTED = ("graphs", "nodes", "edges", "features", "classes")
 _GENERATORS = {
     "lagoon": ("owners' parts of one citation-like graph", "nodes=5000,homophily=0.3"),

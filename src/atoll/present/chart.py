@@ -23,8 +23,7 @@ SOLID, DASHED, DOTTED, DASH_DOT = range(4)
 SHAPES = ("dot", "box", "diamond", "up", "down", "plus", "star", "cross", "left", "right", "ring")
 MAX_ROWS = 40
 """Rows that a heat map writes numbers into, and rows that a table lists; JSON files have all."""
-LOG_FROM = 30.0
-"""Positive numbers that differ by this factor are shown on a logarithmic axis."""
+LOG_FROM = 30.0  # positive numbers that differ by this factor are shown on a logarithmic axis
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,9 @@ def need_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401  # tests only whether it is installed
     except ImportError as error:
-        raise ConfigError(
-            "plots need the package matplotlib, which is not installed; "
-            "install it with: pip install 'atoll-fgl[report]'"
-        ) from error
+        problem = "plots need the package matplotlib, which is not installed"
+        hint = "install it with: pip install 'atoll-fgl[report]'"
+        raise ConfigError(f"{problem}; {hint}") from error
 
 
 def image(picture: Chart | Panels, form: str) -> bytes:

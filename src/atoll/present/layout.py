@@ -36,8 +36,7 @@ class Branch:
         return tree
 
 
-Part = str | Words | Table | Branch
-"""A string is a plain paragraph; an empty one is an empty line."""
+Part = str | Words | Table | Branch  # a string is a plain paragraph; an empty one is an empty line
 
 
 def heading(text: str) -> Words:

@@ -17,10 +17,8 @@ from atoll.present.chart_png import figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_NAMED = 25
-"""Clients that are drawn above their names."""
-MAX_DOTS = 500
-"""Clients that are drawn one by one."""
+MAX_NAMED = 25  # clients that are drawn above their names
+MAX_DOTS = 500  # clients that are drawn one by one
 
 
 def plot_result(result: Result, kind: str) -> Figure:

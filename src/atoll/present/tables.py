@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 Align = Literal["left", "center", "right"]
 Rank = Literal["", "best", "second"]
-DASH = "–"
-"""Stands where there is no number."""
+DASH = "–"  # stands where there is no number
 NEEDS_BOOKTABS = "% needs \\usepackage{booktabs}"
 _RICH: Mapping[Rank, str] = {"": "", "best": "bold", "second": "underline"}
 _MARKDOWN: Mapping[Rank, str] = {"": "", "best": "**", "second": "*"}

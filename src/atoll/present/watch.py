@@ -16,12 +16,9 @@ from rich.text import Text
 from atoll.experiment.status import Status, StatusReader
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 34
-"""Columns of a sparkline; the numbers beside it fill a terminal of 80."""
-MAX_OTHERS = 6
-"""Most lines about cells that run beside the first."""
-MAX_BEST = 8
-"""Most lines about the best cells."""
+WIDTH = 34  # columns of a sparkline; the numbers beside it fill a terminal of 80
+MAX_OTHERS = 6  # most lines about cells that run beside the first
+MAX_BEST = 8  # most lines about the best cells
 STATES = ("finished", "pruned", "failed", "stopped", "running", "left")
 Sleep = Callable[[float], None]
 

@@ -19,8 +19,7 @@ from atoll.experiment.metrics import REGISTRY, find_metric, label_of
 from atoll.experiment.status import failures
 from atoll.present.tables import Number, ResultTable, number_of
 from atoll.present.terminal import counted
-from atoll.studies.reproduce.history import read_tables
-from atoll.studies.reproduce.table import Reproduction
+from atoll.studies.reproduce.table import Reproduction, read_tables
 from atoll.studies.tune.result import Tried, read_tried
 
 COLUMN_KEYS = (

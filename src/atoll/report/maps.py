@@ -9,8 +9,7 @@ import numpy as np
 
 from atoll.experiment.result import Result
 from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Heat, named, number_text
-from atoll.present.chart_svg import strip_svg, swatches
-from atoll.present.heat_svg import heat_html
+from atoll.present.chart_svg import heat_html, strip_svg, swatches
 from atoll.present.tables import Cell, Column, html, make_table
 from atoll.report.collect import Collection, ReportedRun
 from atoll.report.results import by_federation
@@ -19,10 +18,8 @@ Names = Sequence[str]
 Measured = Mapping[str, np.ndarray]
 """The measures of a federation by name, as its run folder keeps them."""
 MAX_CLIENT_ROWS = 40
-MAX_MAPS = 12
-"""Matrices of one federation that are drawn."""
-MAX_FEDERATIONS = 24
-"""Federations that are drawn with all their matrices."""
+MAX_MAPS = 12  # matrices of one federation that are drawn
+MAX_FEDERATIONS = 24  # federations that are drawn with all their matrices
 DIVERGENCES = {
     "label": "labels",
     "feature": "features of linked nodes",

@@ -21,8 +21,7 @@ from atoll.studies.reproduce.table import TOLERANCE, ReproducedRow, Reproduction
 COLOURS = {"reproduced": "c2", "above": "c0", "below": "c1", "shortened": "c6"}
 """Of a verdict; anything else is a failure."""
 COUNTED = "ratio_improved"
-LANES = (0.78, 0.48, 0.18)
-"""Heights of the print, ours and ours under `strict` in a strip."""
+LANES = (0.78, 0.48, 0.18)  # heights of the print, ours and ours under `strict` in a strip
 PRINTED, OURS, OURS_STRICT = (plot.SOFT, "ring"), ("c0", "dot"), ("c3", "box")
 """Colour and shape of the marks in a strip."""
 

@@ -17,12 +17,9 @@ from atoll.present.tables import Cell, Column, ResultTable, html, make_table, nu
 from atoll.present.terminal import alert_line, counted
 from atoll.report.collect import Collection, ReportedRun, main_table
 
-MAX_LINES = 16
-"""Lines that one chart can hold."""
-MAX_CLASSES = 10
-"""Classes whose confusion matrix fits on a page."""
-MAX_DOTS = 200
-"""Clients that are drawn one by one."""
+MAX_LINES = 16  # lines that one chart can hold
+MAX_CLASSES = 10  # classes whose confusion matrix fits on a page
+MAX_DOTS = 200  # clients that are drawn one by one
 
 
 def by_federation(found: Collection, write: Callable[[list[ReportedRun]], str]) -> str:

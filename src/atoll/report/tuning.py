@@ -17,8 +17,7 @@ from atoll.report.collect import Collection
 from atoll.report.results import code, notes
 from atoll.studies.tune.result import Trial, Tried
 
-SHOWN = 10
-"""Best trials that the table lists."""
+SHOWN = 10  # best trials that the table lists
 COMPLETE, BEST, ENDED = ("c0", "dot"), ("c1", "dot"), ("soft", "cross")
 """Colour and shape of a trial."""
 

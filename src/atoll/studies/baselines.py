@@ -94,10 +94,8 @@ class Features(Baseline[list[_Linear]]):
 
 def _refuse_graphs(name: str, federation: Federation) -> None:
     if federation.task.many_graphs:
-        raise ConfigError(
-            f"the baseline '{name}' classifies nodes, but '{federation.name}' is a set of "
-            "graphs; choose 'majority', or other data"
-        )
+        many = f"'{federation.name}' is a set of graphs; choose 'majority', or other data"
+        raise ConfigError(f"the baseline '{name}' classifies nodes, but {many}")
 
 
 def _dense(graph: Graph) -> Tensor:
@@ -278,18 +276,11 @@ SHORTHANDS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
 
 def baseline_table() -> Table:
     """Every baseline with one line."""
-    return make_table(
-        [Column("name", "left"), Column("what it does", "left", wrap=True)],
-        [
-            *(
-                (name, (inspect.getdoc(cls) or "").splitlines()[0])
-                for name, cls in BASELINES.items()
-            ),
-            *((name, f"Short for {shorthand(name)}: no edges.") for name in SHORTHANDS),
-        ],
-        title="Baselines, only for `atoll compare`",
-        caption="A baseline is not a federated method; every table marks it.",
-    )
+    rows = [(n, (inspect.getdoc(cls) or "").splitlines()[0]) for n, cls in BASELINES.items()]
+    rows += [(name, f"Short for {shorthand(name)}: no edges.") for name in SHORTHANDS]
+    columns = [Column("name", "left"), Column("what it does", "left", wrap=True)]
+    caption = "A baseline is not a federated method; every table marks it."
+    return make_table(columns, rows, title="Baselines, only for `atoll compare`", caption=caption)
 
 
 def shorthand(name: str) -> str:
@@ -321,7 +312,6 @@ def make_baseline(name: str, settings: Mapping[str, Value]) -> AnyBaseline:
         try:
             given[key] = type(known[key])(value)
         except ValueError:
-            raise ConfigError(
-                f"{key} of the baseline {name} is '{value}'; give a number such as {known[key]}"
-            ) from None
+            problem = f"{key} of the baseline {name} is '{value}'"
+            raise ConfigError(f"{problem}; give a number such as {known[key]}") from None
     return cls(**given)

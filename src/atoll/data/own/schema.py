@@ -43,9 +43,9 @@ _CHOICES = {
     "duplicate_nodes": ("error", "first"),
     "self_loops": ("drop", "keep", "error"),
     "duplicate_edges": ("drop", "keep", "sum", "count", "error"),
+    "scale": SCALES,
+    "missing": FILLS,
 }
-_DEFAULTS = {"scale": SCALES, "missing": FILLS}
-"""Choices for all columns that say nothing else."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class OwnOptions:
     private: bool = False  # whether the schema must declare all that owners would tell
 
     def __post_init__(self) -> None:
-        for name, allowed in (_CHOICES | _DEFAULTS).items():
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) is not None:
                 check_name(f"choice for {name}", str(getattr(self, name)), allowed)
         if self.max_categories < 1:
@@ -241,7 +241,7 @@ def read_schema(path: Path) -> Schema:
         both = f"target = '{top['target']}' and [nodes] label = '{values['label']}'"
         conflict = f"{path.name} gives {both}, but both name the column to predict"
         raise ConfigError(f"{conflict}; leave one of them out")
-    for key, allowed in (_CHOICES | _DEFAULTS).items():
+    for key, allowed in _CHOICES.items():
         if key in values:
             check_name(f"{path.name} [{_section(key)}] {key}", values[key], allowed)
     rules = {key: read_rule(one, f"{path.name} [columns.{key}]") for key, one in columns.items()}
@@ -249,10 +249,9 @@ def read_schema(path: Path) -> Schema:
     if schema.task is not None:
         check_name(f"task in {schema.file}", schema.task, TASKS)
         if TASKS[schema.task].many_graphs:  # tables hold one graph
-            raise ConfigError(
-                f"{schema.file} gives task = '{schema.task}', but nodes and edges are tables of "
-                'one graph with labels on its nodes; write task = "node", or leave it out'
-            )
+            tables = "nodes and edges are tables of one graph with labels on its nodes"
+            given = f"{schema.file} gives task = '{schema.task}', but {tables}"
+            raise ConfigError(f'{given}; write task = "node", or leave it out')
     return schema._with_roles()
 
 
@@ -285,18 +284,15 @@ def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = T
         _check_present(name, columns, origin.get(name, schema.file), file)
     owners += [*(name for name in free if name.lower() in OWNERS), *times]
     rest = [name for name in free if name not in (label, split, *owners)]
-    named = [name for name in rest if name and not name.startswith("__index_level_")]
+    inferred = [name for name in rest if name and not name.startswith("__index_level_")]
     if schema.features is not None:
-        named = [name for name in named if name in schema.columns]
-    inferred = named
+        inferred = [name for name in inferred if name in schema.columns]
     given = (schema.features or (), schema.categories)
     numbers, categories = (tuple(name for name in one if name not in owners) for one in given)
     ignored = (*schema.ignore, *(name for name in rest if name not in inferred))
-    kept = tuple(dict.fromkeys(owners))
-    every = (*numbers, *inferred)
-    texts = tuple(name for name in every if loading.rule(name).read_as_text)
-    features = (numbers, categories, tuple(inferred))
-    return NodeRoles(node_id, label, split, kept, *features, ignored, texts)
+    texts = tuple(n for n in (*numbers, *inferred) if loading.rule(n).read_as_text)
+    roles = node_id, label, split, tuple(dict.fromkeys(owners))
+    return NodeRoles(*roles, numbers, categories, tuple(inferred), ignored, texts)
 
 
 def edge_roles(columns: Names, loading: Loading, file: str) -> tuple[str, str, str | None]:
@@ -320,10 +316,11 @@ def _role(role: str, free: Names, columns: Names, schema: Schema, file: str) -> 
         return str(given)
     found = [name for name in free if name.lower() in CONVENTION[role]]
     if len(found) > 1:
-        raise DataError(
-            f"{file} has columns '{found[0]}' and '{found[1]}', and either could be the {role}; "
-            f'say which in schema.toml: [{_section(role)}] {role} = "{found[0]}"'
+        problem = (
+            f"{file} has columns '{found[0]}' and '{found[1]}', and either could be the {role}"
         )
+        hint = f'say which in schema.toml: [{_section(role)}] {role} = "{found[0]}"'
+        raise DataError(f"{problem}; {hint}")
     return found[0] if found else None
 
 

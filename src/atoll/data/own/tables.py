@@ -134,22 +134,23 @@ class TableFile:
         return {"convert_options": convert_options, "parse_options": parse_options}
 
     def _cleaned(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
+        columns = []
         for name, column in zip(names, table.columns, strict=True):
-            if not self.is_csv:  # this reader takes any bytes for text
-                try:
-                    column.validate(full=True)
-                except pa.ArrowInvalid:
-                    problem = f"{self.name}, column '{name}' holds text that is not UTF-8"
-                    raise DataError(f"{problem}; save it as UTF-8") from None
-        columns = [convert.clean_text(column) for column in table.columns]
-        for name, column in zip(names, columns, strict=True):
-            if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+            where = f"{self.name}, column '{name}'"
+            try:
+                column.validate(full=not self.is_csv)  # the other reader takes any bytes for text
+            except pa.ArrowInvalid:
+                problem = f"{where} holds text that is not UTF-8"
+                raise DataError(f"{problem}; save it as UTF-8") from None
+            columns.append(convert.clean_text(column))
+            kind = columns[-1].type
+            if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
                 if self.is_csv:  # the reader takes a column that is not UTF-8 for bytes
                     self._explain()
-                raise DataError(f"{self.name}, column '{name}' holds bytes; store text or numbers")
-            if pa.types.is_nested(column.type):
+                raise DataError(f"{where} holds bytes; store text or numbers")
+            if pa.types.is_nested(kind):
                 advice = "store one text or number per column and row"
-                raise DataError(f"{self.name}, column '{name}' is of type {column.type}; {advice}")
+                raise DataError(f"{where} is of type {kind}; {advice}")
         return pa.table(columns, names=list(names))
 
     @contextmanager
@@ -224,10 +225,9 @@ def _part(folder: Path, client: str | None) -> Part:
     nodes, edges = _table(folder, "nodes", prefix), _table(folder, "edges", prefix)
     if nodes is None or edges is None:
         absent = "nodes" if nodes is None else "edges"
-        raise DataError(
-            f"folder '{folder}' has no {absent}.csv or {absent}.parquet; a graph needs nodes and "
-            f"edges (an edge file with a header alone means that there are none)"
-        )
+        problem = f"folder '{folder}' has no {absent}.csv or {absent}.parquet"
+        none = "an edge file with a header alone means that there are none"
+        raise DataError(f"{problem}; a graph needs nodes and edges ({none})")
     return Part(client, nodes, edges)
 
 
@@ -308,11 +308,9 @@ def _concatenate(tables: Sequence[pa.Table], parts: Sequence[Part]) -> pa.Table:
         except pa.ArrowException:
             kinds = [table[name].type for table in tables]
             other = next(i for i, kind in enumerate(kinds) if kind != kinds[0])
-            raise DataError(
-                f"column '{name}' is of type {kinds[0]} in {parts[0].nodes.name} and of type "
-                f"{kinds[other]} in {parts[other].nodes.name}; make them alike, or list the column "
-                f"under categories in schema.toml"
-            ) from None
+            both = (f"of type {kinds[i]} in {parts[i].nodes.name}" for i in (0, other))
+            hint = "make them alike, or list the column under categories in schema.toml"
+            raise DataError(f"column '{name}' is {' and '.join(both)}; {hint}") from None
     return pa.table(merged)
 
 

@@ -132,23 +132,19 @@ def run_request(
 def read_request(folder: Path) -> ComparisonRequest:
     """The request of the study in a folder."""
     if not (folder / "study.json").exists():
-        raise ConfigError(
-            f"'{folder}' holds no study to resume (it has no study.json); give the folder of one"
-        )
+        problem = f"'{folder}' holds no study to resume (it has no study.json)"
+        raise ConfigError(f"{problem}; give the folder of one")
     about = read_json(folder / "study.json")
-    if about.get("kind") != "compare":
-        kind = about.get("kind")
+    if (kind := about.get("kind")) != "compare":
         raise ConfigError(f"the study in '{folder}' is of the kind '{kind}', not 'compare'")
     try:
         request = msgspec.convert(about["request"], ComparisonRequest)
     except (KeyError, msgspec.ValidationError) as error:
         raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
     if request.objects:
-        raise ConfigError(
-            f"the study in '{folder}' was started in Python with objects "
-            f"({', '.join(request.objects)}), which its folder cannot hold; continue it with the "
-            "same call of atoll.compare"
-        )
+        objects = f"objects ({', '.join(request.objects)}), which its folder cannot hold"
+        problem = f"the study in '{folder}' was started in Python with {objects}"
+        raise ConfigError(f"{problem}; continue it with the same call of atoll.compare")
     return request
 
 

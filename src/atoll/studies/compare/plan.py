@@ -176,10 +176,8 @@ def _runs_of(
         arm = replace(arm, method=make_baseline(arm.name, {} if trains else arm.settings))
         shared = shared if trains else {}  # hyper-parameters of methods
     elif arm.method is not None and (shared or arm.settings):
-        raise ConfigError(
-            f"'{arm.label}' is a method object with its own hyper-parameters; leave out "
-            f"{next(iter({**shared, **arm.settings}))}, or give the method by name"
-        )
+        hint = f"leave out {next(iter({**shared, **arm.settings}))}, or give the method by name"
+        raise ConfigError(f"'{arm.label}' is a method object with its own hyper-parameters; {hint}")
     objects = {"method": arm.method, "data": given}
     base |= {"method": arm.name, "data": name if given is None else given.name, "clients": clients}
     base["objects"] = [key for key, value in objects.items() if value is not None]
@@ -205,10 +203,8 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
     for item in text[len(name) + 1 :].split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not (name and colon and key and equals and value) or key in settings:
-            raise ConfigError(
-                f"method '{text}' cannot be read; settings follow the name as "
-                f"{name or 'fedprox'}:key=value,key=value"
-            )
+            hint = f"settings follow the name as {name or 'fedprox'}:key=value,key=value"
+            raise ConfigError(f"method '{text}' cannot be read; {hint}")
         settings[key] = value
     return _plain_arm(label, name, settings)
 
@@ -240,10 +236,8 @@ def check(
     used = {key for run in runs for key in run.labels["point"]}
     for key in (text.rpartition(":")[2] for text in request.grid):
         if key not in used:
-            raise ConfigError(
-                f"no method of this study has a hyper-parameter '{key}' for --grid; `atoll methods "
-                "NAME` lists those of a method"
-            )
+            problem = f"no method of this study has a hyper-parameter '{key}' for --grid"
+            raise ConfigError(f"{problem}; `atoll methods NAME` lists those of a method")
     for run in runs:
         resolve(run.config, task_of_object(run.data))
         choose_engine(run.config.engine)
@@ -266,10 +260,8 @@ def _check_problem(
     # A metric that finished runs do not have is refused, rather than all shown as failed.
     for outcome in finished if metric is not None else ():
         if outcome and outcome.summary and f"test_{metric}" not in outcome.summary["metrics"]:
-            raise ConfigError(
-                f"the finished cell '{outcome.run.name}' has no test {metric}; choose "
-                "another --metric"
-            )
+            problem = f"the finished cell '{outcome.run.name}' has no test {metric}"
+            raise ConfigError(f"{problem}; choose another --metric")
     if None not in finished:
         return
     if isinstance(first.data, Federation) and first.config.clients is not None:
@@ -312,10 +304,8 @@ def _grid_of(
         if (colon and owner not in (arm.label, arm.name)) or not (colon or _has(method, key)):
             continue
         if key in settings or key in grid:
-            raise ConfigError(
-                f"{key} of {arm.label} is set to {settings.get(key, 'a grid')} and has a grid; "
-                "give one of the two"
-            )
+            both = f"{key} of {arm.label} is set to {settings.get(key, 'a grid')} and has a grid"
+            raise ConfigError(f"{both}; give one of the two")
         grid[key] = values
     return grid
 

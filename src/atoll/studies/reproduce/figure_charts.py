@@ -14,8 +14,8 @@ import torch
 from atoll.analyses import clusters_charts
 from atoll.analyses.clusters import ClusterStudy, study_clusters
 from atoll.analyses.clusters import title as cluster_title
+from atoll.analyses.contribution import chart as contribution_chart
 from atoll.analyses.contribution import contribution, mean
-from atoll.analyses.contribution_view import chart as contribution_chart
 from atoll.analyses.similarity import read_similarities, similarity_charts
 from atoll.core.graph import with_views
 from atoll.data.measure.heterogeneity import compare_graphs, embedding_distance

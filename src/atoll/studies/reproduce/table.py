@@ -2,6 +2,9 @@
 
 A cell is one run of a study (`atoll.studies.study`), named after the options that decide its
 numbers: tables and protocols share a run, and a second call runs only what is missing.
+
+study.json lists all calls under "looks". So a call for a part leaves the files of a table complete,
+and `atoll report` finds everything. Calls with fewer rounds than published make separate tables.
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ import msgspec
 import numpy as np
 
 from atoll.analyses.clusters import Gain
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import AtollError, ConfigError, unknown
 from atoll.data.public.registry import plain_name
 from atoll.experiment.config import RunConfig, config_text, make_config, option_words
 from atoll.experiment.folder import open_run, read_json
+from atoll.experiment.status import failures
+from atoll.studies.reproduce import recipes
 from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STRICT, Paper, Printed
 from atoll.studies.study import run_study
-from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun
+from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
 TOLERANCE = 1.5  # points from a printed number to ours, if the printed spread is no larger
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # that `--only` can choose by
@@ -149,9 +154,8 @@ def parse_only(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for part in (part for text in texts for part in re.split(r",(?=\s*\w+\s*=)", text)):
         key, _, value = (word.strip() for word in part.partition("="))
         if not key or not value:
-            raise ConfigError(
-                f"--only takes COLUMN=VALUE, but got '{part}'; columns: {', '.join(COLUMNS)}"
-            )
+            known = f"columns: {', '.join(COLUMNS)}"
+            raise ConfigError(f"--only takes COLUMN=VALUE, but got '{part}'; {known}")
         if key.lower() not in COLUMNS:
             raise unknown("column of --only", key, COLUMNS)
         pairs.append((key.lower(), value))
@@ -277,7 +281,7 @@ def unique(runs: Iterable[StudyRun]) -> list[StudyRun]:
 
 
 def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> Json:
-    """Content of study.json; "looks" are this call and those before it (`history`)."""
+    """Content of study.json; "looks" are this call and those before it (`whole_table`)."""
     words = ["atoll", "reproduce", paper.name, item]
     if wanted.only:
         words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]
@@ -353,3 +357,68 @@ class Gains(dict[Path, np.ndarray]):
         least = metric == "min_gain"
         value = 100 * float(np.nanmin(gain.gain)) if least else float(gain.improved(ties=True))
         return Ours(value, None, len(accuracy))
+
+
+def read_tables(folder: Path) -> list[Reproduction]:
+    """Every requested table of a folder, in the order of the first call for each."""
+    about = read_json(folder / "study.json")
+    paper = recipes.read_paper(str(about.get("paper")))
+    calls = [(str(one["item"]), _wanted(one, folder)) for one in about.get("looks", [])]
+    items = dict.fromkeys((item, wanted.rounds) for item, wanted in calls)
+    found = [
+        whole_table(folder, paper, item.removeprefix("table"), rounds)
+        for item, rounds in items
+        if item.startswith("table")
+    ]
+    return [table for table in found if table.rows]
+
+
+def _wanted(call: Json, folder: Path) -> Wanted:
+    """The request of a call."""
+    given = {key: value for key, value in call.items() if key not in ("item", "command")}
+    try:
+        return msgspec.convert(given, Wanted)
+    except (AtollError, msgspec.ValidationError) as error:
+        raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
+
+
+def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> Reproduction:
+    """All numbers of a table whose runs a folder holds, and why others have none.
+
+    Of several calls for a cell (on another device, say) the last one with a number counts.
+    """
+    calls = [
+        _wanted(one, folder)
+        for one in read_json(folder / "study.json").get("looks", [])
+        if one["item"] == f"table{table}" and one["rounds"] == rounds
+    ]
+    rows: dict[Printed, ReproducedRow] = {}
+    gains, failed = Gains(), failures(folder)
+    done = {path.parent.name for path in folder.glob("cells/*/result.json")}
+    for wanted in calls:
+        for row in plan_table(paper, table, wanted, done):
+            found = [_outcome(folder, run, failed) for run in needed(row)]
+            new = filled(row, {one.run.name: one for one in found if one}, gains)
+            rows[row.printed] = _joined(rows.get(row.printed, new), new)
+    ordered = [rows[one] for one in in_order(paper.cells(table)) if one in rows]
+    shown = [row for row in ordered if row.ours or row.errors or row.reason]
+    both = any(wanted.both for wanted in calls)
+    rules = (paper.recipe.protocol, *([STRICT] if both else []))
+    seeds = max((wanted.seeds for wanted in calls), default=0)
+    return Reproduction(paper, table, tuple(shown), rules, rounds, seeds)
+
+
+def _outcome(folder: Path, run: StudyRun, failed: Mapping[str, str]) -> RunOutcome | None:
+    """How a run ended, as far as the folder knows."""
+    if run.name in failed:
+        return RunOutcome(run, folder / "cells" / run.name, error=failed[run.name])
+    # An earlier call may have asked for fewer seeds than there are, never for more.
+    return read_outcome(folder, replace(run, config=msgspec.structs.replace(run.config, seeds=1)))
+
+
+def _joined(before: ReproducedRow, now: ReproducedRow) -> ReproducedRow:
+    """A row together with the numbers of an earlier call."""
+    ours = {**before.ours, **now.ours}
+    errors = {rules: e for rules, e in {**before.errors, **now.errors}.items() if rules not in ours}
+    reason = "" if ours else now.reason
+    return replace(now, ours=ours, runs={**before.runs, **now.runs}, reason=reason, errors=errors)

@@ -200,10 +200,8 @@ class Trials:
             again += 1
             run = plan.test(best, seeds, again)
         if again > 1:
-            self.notes.append(
-                f"{plan.name}: {again - 1} earlier choice was tested as well, in cells/; say so "
-                "where you report the number"
-            )
+            before = f"{again - 1} earlier choice was tested as well, in cells/"
+            self.notes.append(f"{plan.name}: {before}; say so where you report the number")
         self.finals[plan.name] = run
         return True
 
@@ -254,10 +252,8 @@ def _divide_without_test(problem: Problem, seed: int) -> Division:
     made = problem.divide(seed)
     blind = without_test(made.federation)
     if not any(graph.val.sum() > 0 for graph in blind.graphs):
-        raise DataError(
-            f"no client of '{problem.config.data}' has validation data to tune on; choose "
-            "another --split"
-        )
+        lacking = f"no client of '{problem.config.data}' has validation data to tune on"
+        raise DataError(f"{lacking}; choose another --split")
     return replace(made, federation=blind)
 
 

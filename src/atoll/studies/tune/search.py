@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,9 +85,8 @@ def make_plan(method: str, request: TuningRequest, data: Data | None) -> SearchP
     asked = msgspec.structs.replace(request.config, method=method)
     config, rules = resolve(asked, task_of_object(data))
     if select_rule(config, rules) == BEST_CACHED:
-        raise ConfigError(
-            "compat test-selection picks by test scores, which tuning must not see; leave it out"
-        )
+        picks = "compat test-selection picks by test scores, which tuning must not see"
+        raise ConfigError(f"{picks}; leave it out")
     header = data_header(config) if data is None else None
     task = task_of_object(data) or (header.task if header else task_of_data(config.data))
     search = {key: parse_range(key, text) for key, text in request.search.items()}
@@ -104,10 +104,8 @@ def parse_range(key: str, text: str) -> Range:
     """`1e-4..1e-1:log`, `1..5` or `32,64,128`."""
     ends, _, scale = text.partition(":")
     low, dots, high = ends.partition("..")
-    unreadable = ConfigError(
-        f"--search {key} cannot be '{text}'; write {key}=LOW..HIGH, {key}=LOW..HIGH:log or "
-        f"{key}=A,B,C"
-    )
+    ways = f"{key}=LOW..HIGH, {key}=LOW..HIGH:log or {key}=A,B,C"
+    unreadable = ConfigError(f"--search {key} cannot be '{text}'; write {ways}")
     if not dots:
         values = tuple(_value(part) for part in text.split(","))
         if "" in values:
@@ -124,10 +122,8 @@ def parse_range(key: str, text: str) -> Range:
 def _value(text: str) -> Value:
     text = text.strip()
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -175,9 +171,8 @@ def _grid(cls: type[Method], name: str, preset: str) -> Space:
     if cls.grids:
         raise unknown(f"preset of the search for {name}", preset, cls.grids)
     able = ", ".join(other for other, found in METHODS.items() if preset in found.grids)
-    raise ConfigError(
-        f"{name} has no published grid to search; leave out --preset {preset}, which is for: {able}"
-    )
+    hint = f"leave out --preset {preset}, which is for: {able}"
+    raise ConfigError(f"{name} has no published grid to search; {hint}")
 
 
 def _check_values(config: RunConfig, task: str, space: Mapping[str, Range]) -> None:
@@ -189,9 +184,8 @@ def _check_values(config: RunConfig, task: str, space: Mapping[str, Range]) -> N
             try:
                 build_method(changed, task=task)
             except ConfigError as error:
-                raise ConfigError(
-                    f"{config.method} cannot search {key}={wanted}: {error}"
-                ) from None
+                problem = f"{config.method} cannot search {key}={wanted}: {error}"
+                raise ConfigError(problem) from None
 
 
 def defaults_of(config: RunConfig, task: str, space: Mapping[str, Range]) -> dict[str, Value]:
@@ -226,10 +220,9 @@ def need_optuna() -> None:
     try:
         import optuna  # noqa: F401  # only to know whether it is there
     except ImportError as error:
-        raise ConfigError(
-            "tuning needs the package optuna, which is not installed; install it with: "
-            "pip install 'atoll-fgl[tune]'"
-        ) from error
+        problem = "tuning needs the package optuna, which is not installed"
+        hint = "install it with: pip install 'atoll-fgl[tune]'"
+        raise ConfigError(f"{problem}; {hint}") from error
 
 
 @dataclass
