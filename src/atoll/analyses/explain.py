@@ -87,8 +87,7 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
         graph = with_views(bare, method.views)
         model, state = message.for_one(position), states[position]
         with torch.no_grad():
-            weight = method.explain_edges(graph, model, state)
-            if weight is None:
+            if (weight := method.explain_edges(graph, model, state)) is None:
                 name = made.config.method
                 raise ConfigError(f"{name} does not weigh edges; `atoll explain` needs fedath")
             weighted.append(method.predict(graph, model, state).numpy())

@@ -87,8 +87,7 @@ def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, 
 
 def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -> None:
     """Refuse options beside --resume, which continues with the saved configuration."""
-    names = [name for name, value in given.items() if value not in (None, ())]
-    if names:
+    if names := [name for name, value in given.items() if value not in (None, ())]:
         words = {"methods": "METHOD", "method": f"METHOD '{given.get('method')}'"}
         option = words.get(names[0], "--" + names[0].replace("_", "-"))
         problem = f"--resume continues a {kind} with its own configuration, but {option} was given"

@@ -25,17 +25,11 @@ from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.core.task import Scores
 from atoll.core.tree import stack
 from atoll.data.split import Growth
+from atoll.experiment import history as histories
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import tuned_process
-from atoll.experiment.history import (
-    History,
-    bins_metric,
-    empty_history,
-    metric_of,
-    positive_of,
-    select_rule,
-)
+from atoll.experiment.history import History
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.metrics import score_numbers, toward
 from atoll.experiment.observers import Observer, Observers
@@ -174,14 +168,14 @@ def run_baseline(
         seeds=tuple(seeds),
         deployed=POOLED if baseline.pools else NOT_FEDERATED,
         weights=problem.rules.weights,
-        select=select_rule(full, problem.rules),
+        select=histories.select_rule(full, problem.rules),
         engine="none",
         device="cpu",
         setup_seconds=time.perf_counter() - began - sum(s.history.seconds[0] for s in seeds),
         federation=federation.about,
         out=out,
-        metric=metric_of(full, federation),
-        positive=positive_of(full, federation),
+        metric=histories.metric_of(full, federation),
+        positive=histories.positive_of(full, federation),
         hyperparameters=asdict(baseline) if is_dataclass(baseline) else {},
     )
     if out is not None:
@@ -194,9 +188,12 @@ def _fit_and_score(
     baseline: AnyBaseline, problem: Problem, federation: Federation, seed: int
 ) -> History:
     began, hidden, found = time.perf_counter(), without_test(federation), []
-    config, metric = problem.config, bins_metric(problem.config, federation)
+    config, metric = problem.config, histories.bins_metric(problem.config, federation)
     counted = {"with_auc": federation.classes == 2, "with_bins": metric is not None}
-    history, model = empty_history(federation, metric), baseline.fit_in(problem, hidden, seed)
+    history, model = (
+        histories.empty_history(federation, metric),
+        baseline.fit_in(problem, hidden, seed),
+    )
     for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
         scores = baseline.predict(model, client, blind)
         if tuple(scores.shape) != (shape := (graph.num_nodes, federation.classes)):
@@ -204,7 +201,7 @@ def _fit_and_score(
             wanted = f"one row a node and one column a class, {shape}"
             raise ConfigError(f"{type(baseline).__name__}.predict {given}; it must give {wanted}")
         found.append(graph.task.score(scores, graph, **counted))
-    counts: Scores = toward(stack(found), positive_of(config, federation))
+    counts: Scores = toward(stack(found), histories.positive_of(config, federation))
     table = score_numbers(counts, history.chosen)
     for name in history.scores:
         history.pool(name, counts, 0)

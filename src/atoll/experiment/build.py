@@ -62,8 +62,7 @@ def build_method(
     base = _base(settings.pop("base", ""), cls, config.method)
     wanted = cls.nets or (base.nets if base is not None else ())
     net_name = _net_name(settings.pop("net", ""), config, wanted, task)
-    optimizer_name = str(settings.pop("optimizer", "")).lower()
-    if optimizer_name:
+    if optimizer_name := str(settings.pop("optimizer", "")).lower():
         check_name("optimizer", optimizer_name, OPTIMIZERS)
     net = NETS[net_name](features=features, classes=classes)
     method: Any = cls(net=net)

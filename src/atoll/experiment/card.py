@@ -98,12 +98,10 @@ def write_cards(result: Result, folder: Path) -> None:
 
 def _privacy(result: Result) -> dict[str, Any]:
     """The privacy statement as plain values; TOML has no word for None."""
-    found = dict(result.privacy or {})
-    if found:
-        return {"differential": True, "unit": "client"} | {
-            name: value for name, value in found.items() if value is not None
-        }
-    return {"differential": False, "says": EXPOSED}
+    if result.privacy is None:
+        return {"differential": False, "says": EXPOSED}
+    known = {name: value for name, value in result.privacy.items() if value is not None}
+    return {"differential": True, "unit": "client", **known}
 
 
 def write_card(folder: Path) -> None:
@@ -160,9 +158,8 @@ def _model(about: Mapping[str, Any]) -> Iterator[str]:
     rounds = [picked] if isinstance(picked, int) else picked
     number = " to ".join(str(n + 1) for n in sorted({min(rounds), max(rounds)}))
     metric = label_of(about["metric"])
-    rule = SELECTED.get(about.get("select", ""), "the rule of the protocol")
-    rule = rule.format(metric=metric, items=items)
-    rule = SELECTED["last"] if _scores_stayed(about) else rule
+    select = "last" if _scores_stayed(about) else about.get("select", "")
+    rule = SELECTED.get(select, "the rule of the protocol").format(metric=metric, items=items)
     models = "one for each client" if about["one_per_client"] else "one for all clients"
     hyper = {k: v for k, v in about["hyperparameters"].items() if not isinstance(v, dict)}
     yield f"- Task: classify {items} as {_listed(_classes(about))}."
@@ -177,7 +174,7 @@ def _model(about: Mapping[str, Any]) -> Iterator[str]:
 
 def _data(about: Mapping[str, Any]) -> Iterator[str]:
     rows = {str(row["client"]): row for row in about.get("fingerprints", ())}
-    names = _clients(about)
+    names = list(map(str, about.get("client_names", range(about["clients"]))))
     scores = dict(zip(names, about.get("client_scores", ()), strict=False))
     metric = label_of(about.get("client_metric", "accuracy"))
     if about["encoder"]:
@@ -206,8 +203,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _threshold(about: Mapping[str, Any]) -> str:
-    found = Threshold.of(about)
-    if found is None:
+    if (found := Threshold.of(about)) is None:
         return "No threshold was chosen: a prediction is the likeliest class."
     name, items = _classes(about)[found.positive], f"{about['task']}s"
     text = (
@@ -220,9 +216,8 @@ def _threshold(about: Mapping[str, Any]) -> str:
             f"{100 * found.alerts:.2f} % of the {items} were alerts."
         )
     if on_test := about.get("alerts"):
-        text += " On test {}: precision {:.4f}, recall {:.4f}.".format(
-            items, on_test["precision"], on_test["recall"]
-        )
+        scores = f"precision {on_test['precision']:.4f}, recall {on_test['recall']:.4f}"
+        text += f" On test {items}: {scores}."
     return text
 
 
@@ -277,10 +272,6 @@ def _scores_stayed(about: Mapping[str, Any]) -> bool:
 
 def _classes(about: Mapping[str, Any]) -> list[str]:
     return list(map(str, about.get("class_names", range(about["classes"]))))
-
-
-def _clients(about: Mapping[str, Any]) -> list[str]:
-    return list(map(str, about.get("client_names", range(about["clients"]))))
 
 
 def _listed(names: Sequence[str]) -> str:

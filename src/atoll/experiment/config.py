@@ -135,8 +135,7 @@ def make_config(**given: Any) -> RunConfig:
         config: RunConfig = msgspec.convert(given, RunConfig)
     except msgspec.ValidationError as error:
         # As in "Expected `int | null`, got `str` - at `$.rounds`".
-        found = re.search(r"Expected `([^`]*)`.* at `\$\.(\w+)", str(error))
-        if found is None:
+        if (found := re.search(r"Expected `([^`]*)`.* at `\$\.(\w+)", str(error))) is None:
             raise ConfigError(f"the configuration cannot be used: {error}") from error
         kinds, name = found[1].removesuffix(" | null").split(" | "), found[2]
         takes = " or ".join(KINDS.get(kind, kind) for kind in kinds)
@@ -199,8 +198,7 @@ def config_text(config: RunConfig) -> str:
 
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
     """Fill in what the protocol and the kind of data decide; check every name."""
-    divided = data_header(config)
-    if divided is not None:
+    if (divided := data_header(config)) is not None:
         config = _as_divided(config, divided)
     rules = protocol(config.protocol)
     task = task or (divided.task if divided else task_of_data(config.data))

@@ -69,8 +69,7 @@ def export(
 def network(trained: Trained, client: str) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The layers of the global model, or of a client's, and their weights by the names of PyG."""
     method = trained.method
-    params = method.plain_params(*trained.model.of_client(trained.place(client)))
-    if params is None:
+    if (params := method.plain_params(*trained.model.of_client(trained.place(client)))) is None:
         more = "computes more than its network does, which PyG has no layer for"
         raise ConfigError(f"{trained.config.method} {more}; use atoll predict")
     layers, weights = pyg_layers(method.net, params)

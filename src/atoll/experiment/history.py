@@ -80,8 +80,7 @@ class History:
         self, scored: str, metric: str, role: str, rounds: slice = slice(None)
     ) -> np.ndarray:
         """A pooled metric after each of some rounds, (R,); NaN where it is undefined."""
-        counts = self.counts_of(scored, "bins", role, rounds)
-        if counts is None:
+        if (counts := self.counts_of(scored, "bins", role, rounds)) is None:
             return np.full(len(range(self.rounds)[rounds]), np.nan)
         return of_bins(metric, counts)
 
@@ -99,12 +98,8 @@ def empty_history(federation: Federation, metric: str | None = None) -> History:
     masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
     nodes = np.array([int(g.size("nodes")) for g in federation.graphs])
     sizes = torch.stack(masks).numpy().astype(np.int64)
-    return History(sizes, nodes, chosen=more_columns(metric))
-
-
-def more_columns(metric: str | None) -> tuple[str, ...]:
-    """The columns that a chosen metric adds to `METRICS`."""
-    return (metric,) if metric is not None and find_metric(metric).pooled else ()
+    more = (metric,) if metric is not None and find_metric(metric).pooled else ()
+    return History(sizes, nodes, chosen=more)
 
 
 @dataclass(frozen=True)
@@ -242,8 +237,7 @@ def selection_of(config: RunConfig, rules: Protocol, federation: Federation) -> 
 
 def metric_of(config: RunConfig, federation: Federation) -> str:
     """The metric that picks the round: the user's, or the data's own."""
-    metric = config.metric
-    if metric is None:
+    if (metric := config.metric) is None:
         return federation.metric
     if federation.classes != 2 and (metric == "auc" or find_metric(metric).pooled):
         has = f"but '{federation.name}' has {federation.classes}"

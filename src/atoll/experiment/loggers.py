@@ -176,8 +176,7 @@ class MlflowLog(RoundLog):
 
     @classmethod
     def share(cls) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if uri is not None:
+        if (uri := os.environ.get("MLFLOW_TRACKING_URI")) is not None:
             _experiment(cls.need()(tracking_uri=uri), None)
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
@@ -250,8 +249,7 @@ class MlflowLog(RoundLog):
 
 def _experiment(client: Any, artifacts: str | None) -> str:
     """The id of Atoll's experiment in MLflow; made if it is not there."""
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is not None:
+    if (found := client.get_experiment_by_name(EXPERIMENT)) is not None:
         return str(found.experiment_id)
     return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
 

@@ -196,8 +196,7 @@ class Trained:
         every = np.concatenate([np.empty(0, np.int32), *found])
         if not np.array_equal(np.sort(every), np.arange(count)):
             where = f"'{self.config.data}' has {count} nodes, and the clients had {len(every)}"
-            hint = "--joined needs the same data, each node with one client"
-            raise DataError(f"{where}; {hint}")
+            raise DataError(f"{where}; --joined needs the same data, each node with one client")
         return found
 
     def check_width(self, found: int, name: str) -> None:
@@ -208,8 +207,7 @@ class Trained:
 
     def logits(self, parts: Sequence[Part], engine: str | None = None) -> list[np.ndarray]:
         """The wanted logits of each part, all computed by the run's engine."""
-        graphs = tuple(part.graph for part in parts)
-        method = self.method
+        graphs, method = tuple(part.graph for part in parts), self.method
         trees = [self.model.of_client(self.place(part.client)) for part in parts]
         message: Message = ToAll(self._there(trees[0][0]))
         if len(self.model.deployed) > 1:
@@ -287,8 +285,7 @@ def predict_with(
         return replace(_predict_clients(trained, found, client), alert=alert)
     found, owner = prepare(trained, found, start, client)
     logits = _in_pieces(trained, found, owner, start, block)
-    numbers = np.arange(start, found.num_nodes)
-    ids = found.columns["id"][start:] if "id" in found.columns else numbers - start
+    ids = found.columns.get("id", np.arange(-start, found.num_nodes - start))[start:]
     notes = (*notes, *trained.notes)
     return Predictions(ids, owner[start:], logits, trained.classes, notes, alert)
 
@@ -348,8 +345,7 @@ def _owners(trained: Trained, source: Source, start: int, client: str | None) ->
     """The client of each node; an old node keeps its client."""
     column = (trained.config.partition or "").removeprefix("column:")
     owner = np.full(source.num_nodes, client or "", dtype=object)
-    known = source.columns.get(column)
-    if known is not None:
+    if (known := source.columns.get(column)) is not None:
         owner[:] = known.astype(str)
         if client is not None:
             owner[start:] = client
@@ -465,6 +461,5 @@ def _predict_clients(
     ids = [graph.at_roots(graph.ids).numpy() for graph in graphs]
     if trained.about["task"] != "node":
         ids = [np.arange(size) for size in sizes]
-    owner = np.repeat(np.array(names), sizes)
-    notes = tuple(trained.notes)
-    return Predictions(np.concatenate(ids), owner, logits, trained.classes, notes)
+    found = np.concatenate(ids), np.repeat(np.array(names), sizes), logits
+    return Predictions(*found, trained.classes, tuple(trained.notes))

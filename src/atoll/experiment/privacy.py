@@ -151,8 +151,7 @@ def privacy_report(
     An infinite epsilon is None. Where real sites ran (`federated`), all seeds used the same data,
     so they add up. Of a simulation's seeds each stands for itself, and the worst counts.
     """
-    privacy = config.dp
-    if privacy is None:
+    if (privacy := config.dp) is None:
         return None
     groups = [list(ledgers)] if federated else [[ledger] for ledger in ledgers]
     every = [spent(privacy.noise, privacy.delta, group) for group in groups]

@@ -130,8 +130,7 @@ class StatusReader:
     def _run(self) -> Status:
         config = tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
         title = f"{config['method']} on {config['data']}"
-        done = _json(self.folder / "result.json")
-        if done is not None:
+        if (done := _json(self.folder / "result.json")) is not None:
             found = {"result": done["metrics"], "metric": config.get("metric", "accuracy")}
             return Status(self.folder, "run", title, {"finished": 1}, **found)
         now = _json(self.folder / "progress.json") or {"cell": ""}
@@ -157,7 +156,8 @@ class StatusReader:
         kind = str(study.get("kind", "study"))
         current = [] if now is None or silent else [now, *others]
         left = _time_left(events, counts["left"], current)
-        metric = _chosen_metric(study)
+        asked = study.get("request", {}).get("options") or study.get("asked", {}).get("config", {})
+        metric = str(asked.get("metric") or "accuracy")
         best = self._best(kind, cells, states, metric)
         title = f"{kind} of {len(cells)} cells"
         seen = now, others, silent, gone, left, best, failures[-3:]
@@ -213,12 +213,6 @@ class StatusReader:
                 return {}
             self.summaries[name] = found
         return self.summaries[name]
-
-
-def _chosen_metric(study: Json) -> str:
-    """The metric that a study's options choose, or accuracy."""
-    options = study.get("request", {}).get("options") or study.get("asked", {}).get("config", {})
-    return str(options.get("metric") or "accuracy")
 
 
 def _json(path: Path) -> Json | None:

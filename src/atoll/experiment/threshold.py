@@ -82,8 +82,7 @@ class Rule:
 
 def write_chosen(path: Path, rule: Rule, counts: np.ndarray, positive: int) -> None:
     """Write the threshold that a rule chooses to a file; remove the file if it chooses none."""
-    chosen = choose(rule, counts, positive)
-    if chosen is None:
+    if (chosen := choose(rule, counts, positive)) is None:
         path.unlink(missing_ok=True)
     else:
         write_atomically(path, tomli_w.dumps(chosen.plain()).encode())

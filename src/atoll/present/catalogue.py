@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -38,8 +39,7 @@ _GENERATORS = {
 
 def method_table() -> Table:
     """Every method with one line and where it comes from."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Methods")
-    table.title_justify = table.caption_justify = "left"
+    table = _titled("Methods", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.caption = (
         "for: nodes (n), graphs (g). scored: one global model, or the clients' own. new: predicts "
         "nodes it was not trained on. atoll methods NAME says more."
@@ -69,8 +69,8 @@ def module_doc(cls: type[object]) -> str:
     return inspect.getdoc(sys.modules[cls.__module__]) or ""
 
 
-def _framed(title: str, *columns: str) -> Table:
-    table = Table(*columns, title=title)
+def _titled(title: str, *columns: str, **how: Any) -> Table:
+    table = Table(*columns, title=title, **how)
     table.title_justify = table.caption_justify = "left"
     return table
 
@@ -79,7 +79,7 @@ def method_page(name: str) -> RenderableType:
     """A method's own words, and what its hyper-parameters mean and take."""
     cls = method_class(name)
     title = f"Hyper-parameters (--set KEY=VALUE) of {name}"
-    page = _framed(title, "key", "default", "meaning", "takes")
+    page = _titled(title, "key", "default", "meaning", "takes")
     net = (*cls.nets, "gcn")[0]
     # A method may start from another learning rate than the optimizer's own.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
@@ -104,9 +104,8 @@ def method_page(name: str) -> RenderableType:
         words = ", ".join(f"{key}={value}" for key, value in settings.items())
         page.add_row("preset", preset, "a named set of values", escape(words))
     made = _smallest(cls)
-    why = made.why_not_private()
+    why, bound = made.why_not_private(), made.why_bound()
     private = f"Differential privacy (--dp): {f'no: {why}' if why else 'yes'}"
-    bound = made.why_bound()
     private += f"\nNew nodes (atoll predict): {f'no: {bound}' if bound else 'yes'}"
     if "aggregate" not in hypers(cls):
         private += f"\nAggregation rules (--set aggregate): none, because {cls.not_averaging}"
@@ -151,8 +150,7 @@ def _unwrapped(words: str) -> str:
 def dataset_table(root: str | Path | None) -> Table:
     """Every data set with its published size and whether it is here."""
     base = data_root(root)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title="Data sets")
-    table.title_justify = table.caption_justify = "left"
+    table = _titled("Data sets", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.caption = (
         f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME\n"
         f"Groups, with one set for each client: {', '.join(GROUPS)}"
@@ -172,7 +170,7 @@ def dataset_table(root: str | Path | None) -> Table:
 
 def _generator_page(name: str, made: type[Lagoon]) -> Table:
     what, example = _GENERATORS[name]
-    table = _framed(f"{name}: built in, {what}", "knob", "default", "what it is")
+    table = _titled(f"{name}: built in, {what}", "knob", "default", "what it is")
     table.caption = f"Change some with, for example: --data {name}:{example}"
     pages = "\n".join(inspect.getdoc(kind) or "" for kind in (Lagoon, made))
     about = dict(re.findall(r"^ +(\w+): (.*)$", pages, re.MULTILINE))
@@ -184,7 +182,7 @@ def _generator_page(name: str, made: type[Lagoon]) -> Table:
 
 def _group_page(name: str, root: str | Path | None) -> Table:
     heads = ("client", "data set", "graphs", "features", "classes", "here")
-    table = _framed(f"{name}: one data set for each client", *heads)
+    table = _titled(f"{name}: one data set for each client", *heads)
     for number, one in enumerate(GROUPS[name]):
         info, here = registry.dataset_info(one), "yes" if is_present(one, root) else ""
         counts = map(str, (info.graphs, info.features, info.classes))
@@ -194,14 +192,13 @@ def _group_page(name: str, root: str | Path | None) -> Table:
 
 def dataset_page(name: str, root: str | Path | None) -> Table:
     """One data set: size, source, licence, and where it is looked for."""
-    generator = built_in(name.lower())
-    if generator:
+    if generator := built_in(name.lower()):
         return _generator_page(generator.__name__.lower(), generator)
     if name.lower() in GROUPS:
         return _group_page(name.lower(), root)
     info, base = registry.dataset_info(name), data_root(root)
     elsewhere = "" if root is None else f" --data-root {root}"
-    table, here = _framed(info.name), is_present(name, base)
+    table, here = _titled(info.name), is_present(name, base)
     table.show_header = False
     rows: dict[str, object] = {
         "task": f"{info.task} classification",

@@ -211,9 +211,9 @@ def titled(title: str, chart: Chart, size: tuple[float, float]) -> Panels:
     return Panels(title, ((chart,),), size)
 
 
-def in_rows(charts: Sequence[Chart], most: int = 3) -> tuple[tuple[Chart | None, ...], ...]:
-    """Charts in rows of at most `most`; the last row is filled up with empty places."""
-    wide = max(1, min(len(charts), most))
+def in_rows(charts: Sequence[Chart]) -> tuple[tuple[Chart | None, ...], ...]:
+    """Charts in rows of at most three; the last row is filled up with empty places."""
+    wide = max(1, min(len(charts), 3))
     padded: list[Chart | None] = [*charts, *[None] * (-len(charts) % wide)]
     return tuple(tuple(padded[i : i + wide]) for i in range(0, len(padded), wide))
 
@@ -244,17 +244,17 @@ def plain_axis(name: str, low: float, high: float, count: int = 4) -> Axis:
 
 
 def numbers_axis(
-    name: str, values: Sequence[float], *, room: float = 0.06, most: int = 4, whole: bool = False
+    name: str, values: Sequence[float], *, room: float = 0.06, whole: bool = False
 ) -> Axis:
     """An axis with ends and ticks that holds these numbers, logarithmic if they are far apart."""
     low, high = float(min(values)), float(max(values))
     if low > 0 and high / low >= LOG_FROM:
         wide = (high / low) ** room
         low, high = low / wide, high * wide
-        return Axis(name, low, high, log=True, ticks=_decades(low, high, most))
+        return Axis(name, low, high, log=True, ticks=_decades(low, high))
     wide = (room * (high - low)) or abs(high) * room or 1.0
     low, high = low - wide, high + wide
-    ticks = [(t, short(t)) for t in nice_ticks(low, high, most) if not whole or t == int(t)]
+    ticks = [(t, short(t)) for t in nice_ticks(low, high, 4) if not whole or t == int(t)]
     return Axis(name, low, high, ticks=ticks)
 
 
@@ -270,14 +270,14 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(n * step, 10) for n in range(first, last + 1)]
 
 
-def _decades(low: float, high: float, most: int) -> list[tuple[float, str]]:
+def _decades(low: float, high: float) -> list[tuple[float, str]]:
     """Powers of ten, or with few of them their halves and doubles as well; not too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
         if len(found) >= 3:
             break
-    every = -(-len(found) // (most + 1))
+    every = -(-len(found) // 5)
     return [(value, short(value)) for value in found[::every]]
 
 
@@ -301,23 +301,20 @@ def steps(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.asarray(x), 2)[1:], np.repeat(np.asarray(y), 2)[:-1]
 
 
-def aside(count: int, width: float = 0.18) -> np.ndarray:
+def aside(count: int) -> np.ndarray:
     """Small shifts by rank, so that equal dots do not hide each other."""
-    return np.asarray(width * np.sin(2.4 * np.arange(count)))
+    return np.asarray(0.18 * np.sin(2.4 * np.arange(count)))
 
 
-def box(
-    values: np.ndarray, at: float = 0.0, *, colour: str = GREY, middle: str = "", width: float = 0.5
-) -> tuple[Mark, ...]:
+def box(values: np.ndarray, at: float = 0.0, *, middle: str = GREY) -> tuple[Mark, ...]:
     """A box plot of finite values: quartiles, median, and whiskers up to 1.5 box lengths."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     reach = 1.5 * (high - low)
     ends = values[values >= low - reach].min(), values[values <= high + reach].max()
-    side = [at - width / 2, at + width / 2]
     pairs = zip(ends, (low, high), strict=True)
-    whiskers = (Line([at, at], pair, colour, width=1.0) for pair in pairs)
-    line = Line(side, [median, median], middle or colour, width=2.0)
-    return (Bars([at], [high - low], [low], width, colour, opacity=0.3), *whiskers, line)
+    whiskers = (Line([at, at], pair, GREY, width=1.0) for pair in pairs)
+    line = Line([at - 0.25, at + 0.25], [median, median], middle, width=2.0)
+    return (Bars([at], [high - low], [low], 0.5, GREY, opacity=0.3), *whiskers, line)
 
 
 def violin(

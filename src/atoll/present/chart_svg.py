@@ -167,8 +167,7 @@ def _fit(axis: Axis, values: list[float]) -> Axis:
     room = (0.04 if axis.room is None else axis.room) * (max(known) - min(known))
     low = min(known) - room if axis.low is None else axis.low
     high = max(known) + room if axis.high is None else axis.high
-    ticks = axis.ticks
-    if ticks is None:
+    if (ticks := axis.ticks) is None:
         chosen = plot.nice_ticks(min(low, high), max(low, high))
         ticks = [(t, plot.short(t)) for t in chosen if not axis.whole or t == int(t)]
     return replace(axis, low=low, high=high, ticks=ticks)

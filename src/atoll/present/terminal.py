@@ -161,18 +161,15 @@ def result_table(results: list[Result]) -> Group:
             stayed = not found["simulated"] and found["scores"] == "kept"
             lines = [found["says"], *([kept] if stayed else [])]
             notes += [Text(f"{name}: {line}") for line in lines]
-    for one in results:
-        if one.first_day is not None:
-            notes.append(Text(one.first_day.sentence(one.metric)))
+    notes += [Text(one.first_day.sentence(one.metric)) for one in results if one.first_day]
     for one in results:
         name = one.config.method
         notes += [Text(f"{name}: {line}") for line in alert_line(one)]
         notes += [Text(f"{name}: {line}", style="yellow") for line in one.warnings()]
     heading, quiet = Text(title, style="bold"), Text(caption, style="dim")
-    by_client = [rich_table(table) for table in map(client_table, results) if table is not None]
     parts: list[RenderableType] = [heading, Text(), rich_table(result_rows(results)), Text()]
-    if len(results) == len(by_client) == 1:
-        parts += [*by_client, Text()]
+    if len(results) == 1 and (by_client := client_table(first)) is not None:
+        parts += [rich_table(by_client), Text()]
     return Group(*parts, *notes, quiet)
 
 

@@ -27,8 +27,7 @@ def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
     """A curve as a line of blocks from its lowest to its highest value; a gap where it has none."""
     every = -(-len(values) // width) if values else 1
     points = list(values)[::-1][::every][::-1]
-    known = [value for value in points if value is not None]
-    if not known:
+    if not (known := [value for value in points if value is not None]):
         return ""
     low, high = min(known), max(known)
     step = (high - low) / (len(BARS) - 1) or 1.0
@@ -108,8 +107,7 @@ def _current(now: Any, *, alone: bool) -> list[Text]:
     place = now["seed"] - now["first_seed"] + 1 if of else now["seed"]
     line = f"{name}seed {place}{of}, round {now['round']}/{now['rounds']}"
     lines = [Text(f"{line}, {now['per_round']:.3g} s a round")]
-    curve = [value for value in now["validation"] if value is not None]
-    if curve:
+    if curve := [value for value in now["validation"] if value is not None]:
         best = f"best {now['best']:.1%} in round {now['best_round']}"
         lines.append(Text(f"validation {sparkline(now['validation'])} {curve[-1]:.1%}, {best}"))
     return lines
@@ -133,8 +131,7 @@ def follow(reader: StatusReader, console: Console, every: float, sleep: Sleep = 
                 live.update(status_text(status), refresh=True)
         return
     while True:
-        news = (dict(status.cells), status.silent is None)
-        if news != printed:
+        if (news := (dict(status.cells), status.silent is None)) != printed:
             console.print(status_text(status))
             printed = news
         if status.finished:

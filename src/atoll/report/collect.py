@@ -308,13 +308,12 @@ def other_tables(found: Collection) -> list[ResultTable]:
         ("mb_per_round", "MB in a round, up and down, all clients", traffic, 1.0, 2),
         ("seconds_per_round", seconds, time, 1.0, 3),
     ]
-    made = []
+    made, shape = [], (found.rows, found.columns)
     for metric, title, numbers, scale, digits in tables:
         of_metric = {place: number_of(s["metrics"], metric) for place, s in summaries.items()}
-        table = ResultTable(title, found.rows, found.columns, numbers or of_metric, metric=metric)
         higher = metric not in LOWER if scale == 100.0 else None
-        table = replace(table, scale=scale, digits=digits, higher=higher)
-        made.append(replace(table, bounds=found.bounds))
+        table = ResultTable(title, *shape, numbers or of_metric, metric=metric, scale=scale)
+        made.append(replace(table, digits=digits, higher=higher, bounds=found.bounds))
     return made
 
 
@@ -336,9 +335,6 @@ def how_scored(found: Collection) -> str:
     if any(pooled):
         over = "pooled over clients" if all(pooled) else f"{over}, or pooled over clients"
     seeds = _once(counted(r.config.seeds, "seed") for r in results)
-    protocols = _once(r.config.protocol for r in results)
+    protocols = ", ".join(_once(r.config.protocol for r in results))
     spread = "; mean ± standard deviation over seeds" if seeds != ("1 seed",) else ""
-    return (
-        f"Protocol {', '.join(protocols)}; {over}, "
-        f"{' or '.join(selects)}; {' or '.join(seeds)}{spread}."
-    )
+    return f"Protocol {protocols}; {over}, {' or '.join(selects)}; {' or '.join(seeds)}{spread}."

@@ -35,8 +35,7 @@ def _table(found: Reproduction) -> str:
     rows = _reproduced(found)
     groups: dict[tuple[str, ...], list[ReproducedRow]] = {}
     for row in rows:
-        one = row.printed
-        groups.setdefault((one.dataset, one.setting, one.clients, one.metric), []).append(row)
+        groups.setdefault((*row.printed.problem, row.printed.metric), []).append(row)
     first, *more = text.summary_lines(found)
     link = csv_link(printed_tables(found), f"{found.paper.name}-table-{found.table}.csv")
     return (
@@ -113,8 +112,7 @@ def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
     marks: list[plot.Mark] = [plot.Rule(near, upright=True, to=far, colour=plot.SHADE)]
     lanes = [(one.value, one.std, *PRINTED, LANES[0])]
     for rules, style, lane in zip(found.rules, (OURS, OURS_STRICT), LANES[1:], strict=False):
-        own = row.ours.get(rules)
-        if own is not None:
+        if (own := row.ours.get(rules)) is not None:
             lanes.append((own.mean, own.std, *style, lane))
     if len(lanes) > 1 and found.rules[0] in row.ours:
         marks.append(Line([lanes[0][0], lanes[1][0]], LANES[:2], EDGE, width=1.5))
@@ -151,8 +149,7 @@ def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
         Line(ends, ends, EDGE, width=1.5),
     ]
     for word in dict.fromkeys([*COLOURS, *verdicts]):
-        own = [i for i, verdict in enumerate(verdicts) if verdict == word]
-        if own:
+        if own := [i for i, verdict in enumerate(verdicts) if verdict == word]:
             tips = [
                 f"{rows[i].printed.method}, {where(found, rows[i])}: printed {pairs[i][0]:.1f}, "
                 f"ours {pairs[i][1]:.1f}, {word}"
@@ -187,9 +184,8 @@ def printed_tables(found: Reproduction) -> list[ResultTable]:
         title = f"{text.heading(found)}, in {unit}"
         metric = f"{found.paper.name}_table_{found.table}"
         table = ResultTable(title, tuple(rows), columns, cells, _about(found), "method and data")
-        signed = ("difference", f"{STRICT} difference")
-        table = replace(table, metric=metric, scale=scale, higher=None, signed=signed)
-        tables.append(replace(table, digits=0 if counts else 1))
+        table = replace(table, metric=metric, scale=scale, digits=0 if counts else 1, higher=None)
+        tables.append(replace(table, signed=("difference", f"{STRICT} difference")))
     return tables
 
 

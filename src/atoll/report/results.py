@@ -13,7 +13,16 @@ from atoll.experiment.baseline import BOUND, NOT_FEDERATED, POOLED, WINS
 from atoll.experiment.metrics import find_metric, label_of, per_class
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
-from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
+from atoll.present.tables import (
+    DASH,
+    Cell,
+    Column,
+    ResultTable,
+    html,
+    make_table,
+    number_of,
+    result_csv,
+)
 from atoll.present.terminal import alert_line, counted
 from atoll.report.collect import Collection, ReportedRun, main_table
 
@@ -81,8 +90,7 @@ def _findings(found: Collection) -> list[str]:
     """Which method is best where, and by how much over Local."""
     table, lines = main_table(found), []
     for column, head in zip(found.columns, table.columns, strict=True):
-        best = [row for row in table.rows if row in table.best(head)]
-        if not best:
+        if not (best := [row for row in table.rows if row in table.best(head)]):
             continue
         names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
         line = f"<b>{escape(head)}</b>: highest mean: {names} with "
@@ -132,8 +140,9 @@ def _settings(found: Collection) -> str:
         group = found.group(column)
         config = group[0].config
         how = (config.partition, config.split, config.protocol, f"{config.fraction:.0%}")
-        epochs = ", ".join(sorted({str(one.config.epochs) for one in group}))
-        rows.append([column, group[0].run.result.clients, *how, epochs])
+        epochs = {one.config.epochs for one in group if one.config.epochs}  # a baseline has none
+        known = ", ".join(map(str, sorted(epochs))) or DASH
+        rows.append([column, group[0].run.result.clients, *how, known])
     heads = ["federation", "clients", "partition", "split", "protocol", "in a round", "epochs"]
     return html(make_table(heads, rows, left=len(heads), title="How the federations were made"))
 
@@ -159,8 +168,7 @@ def _details(group: Sequence[ReportedRun]) -> str:
     """Every method of a federation: its seeds on one scale, and further scores."""
     metric = group[0].metric
     values = {one.row: _percents(one, f"test_{metric}") for one in group}
-    every = [v for seeds in values.values() for v in seeds]
-    if not every:
+    if not (every := [v for seeds in values.values() for v in seeds]):
         return ""
     axis, rows = strip_axis(every, 0.08), []
     for one in (one for one in group if values[one.row]):
@@ -186,8 +194,7 @@ def _classes(group: Sequence[ReportedRun]) -> str:
     known = [one for one in known if one.run.result.scored != POOLED] or known
     best = max(known, key=lambda one: float(np.mean(_percents(one, f"test_{one.metric}"))))
     result = best.run.result
-    counts = result.confusion()
-    if counts is None or len(counts) > MAX_CLASSES:
+    if (counts := result.confusion()) is None or len(counts) > MAX_CLASSES:
         return ""
     names = result.class_names or tuple(map(str, range(len(counts))))
     numbers = 100 * np.stack(list(per_class(counts).values()), axis=1)

@@ -32,12 +32,11 @@ DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
 
 def crossed(found: Collection) -> str:
     """What crossed the wire, counted, and what each method says it sends and keeps."""
-    return (
-        "<p>Counted by the ledger, message by message. Scoring is kept apart: it is how this page "
-        "got its numbers, not part of a method.</p>"
-        + by_federation(found, _crossed)
-        + _stayed(found)
+    text = (
+        "Counted by the ledger, message by message. Scoring is kept apart: it is how this page got "
+        "its numbers, not part of a method."
     )
+    return f"<p>{text}</p>{by_federation(found, _crossed)}{_stayed(found)}"
 
 
 def _crossed(group: Sequence[ReportedRun]) -> str:

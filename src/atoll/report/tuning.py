@@ -43,8 +43,7 @@ def states(tried: Tried) -> str:
 
 def _method(found: Collection, tried: Tried) -> str:
     head = f"<h3>{escape(tried.method)}</h3><p>{escape(states(tried))}.</p>"
-    best = tried.best
-    if best is None:
+    if (best := tried.best) is None:
         return f"{head}<p>No trial has come to its end yet.</p>"
     # A score far below the middle lies on the lower edge of the common axis.
     values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
@@ -88,10 +87,9 @@ def _best(found: Collection, tried: Tried) -> str:
 def _best_trials(tried: Tried) -> str:
     ranked = sorted(tried.complete, key=lambda t: (-(t.value or 0.0), t.number))[:SHOWN]
     keys = _keys(tried)
-    rows: list[list[object]] = []
-    for t in ranked:
-        score = f"{100 * (t.value or 0):.2f}"
-        rows.append([t.number, score, *(t.settings.get(key, "–") for key in keys)])
+    scores = [f"{100 * (trial.value or 0):.2f}" for trial in ranked]
+    settings = [[trial.settings.get(key, "–") for key in keys] for trial in ranked]
+    rows = [[t.number, s, *own] for t, s, own in zip(ranked, scores, settings, strict=True)]
     every = len(ranked) == len(tried.complete)
     which = f"{'all' if every else f'the best {len(ranked)} of'} {len(tried.complete)} complete"
     heads = ["trial", "validation " + label_of(ranked[0].metric), *keys]

@@ -40,8 +40,7 @@ def run(
     waiting = pop(given, "patience", "rejoin")
     dropped = session.names(given.pop("without"))
     folder, chosen = given.pop("resume_from"), chosen_options(given)
-    resuming = folder is not None
-    if resuming:
+    if resuming := folder is not None:
         if chosen:
             why = "--resume continues a run with its own configuration; leave the rest out"
             raise ConfigError(why)

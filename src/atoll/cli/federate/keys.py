@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -112,12 +113,7 @@ def _show_request(file: Path) -> None:
     PASSPHRASE_FILE,
 )
 def approve(
-    file: Path,
-    federation: Path,
-    days: int,
-    fingerprint: str | None,
-    kind: str,
-    passphrase_file: Path | None,
+    file: Path, federation: Path, fingerprint: str | None, passphrase_file: Path | None, **how: Any
 ) -> None:
     """Sign the request in FILE: its site becomes or stays a member of the federation."""
     asked = keys.read_request(file)
@@ -125,9 +121,8 @@ def approve(
     compare(asked.fingerprint, fingerprint, asked.name)
     passphrase = read_passphrase(passphrase_file)
     with stopping(signal.SIGHUP):
-        signed = keys.approve(
-            federation, file, passphrase, days=days, kind=kind, fingerprint=asked.fingerprint
-        )
+        how["fingerprint"] = asked.fingerprint
+        signed = keys.approve(federation, file, passphrase, **how)
     click.echo(f"send to {asked.name}: {signed}")
     click.echo(f"fingerprint to read out: {keys.read_approval(signed).fingerprint}")
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from atoll.cli import options
-from atoll.cli.common import config_of, make_console
-from atoll.cli.federate.session import (
-    AS_JSON,
-    KIT,
-    METRICS,
-    foreground,
-    names,
-    open_kit,
-    warn_of_end,
-)
+from atoll.cli.common import config_of, make_console, pop
+from atoll.cli.federate import session
+from atoll.cli.federate.session import AS_JSON, KIT, METRICS
 from atoll.cli.options import PATH, Strings, command, option
 from atoll.deploy.kits import PORT, about_kit, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
@@ -71,12 +64,12 @@ def server(kit: Path, metrics: int | None) -> None:
     """Run the server until Ctrl-C."""
     from atoll.deploy.local import check_port, locked
 
-    about = open_kit(kit, "server")
-    warn_of_end(kit)
+    about = session.open_kit(kit, "server")
+    session.warn_of_end(kit)
     with locked(kit):
         check_port(about)
     click.echo(f"server at {about['host']}:{about['port']}")
-    foreground("server", server_command(kit), kit, metrics)
+    session.foreground("server", server_command(kit), kit, metrics)
 
 
 @command(
@@ -96,31 +89,19 @@ def server(kit: Path, metrics: int | None) -> None:
     METRICS,
     AS_JSON,
 )
-def site(
-    kit: Path,
-    data: Path,
-    policy: Path | None,
-    schema: Path | None,
-    classes: str | None,
-    split: str,
-    seed: int | None,
-    device: str,
-    metrics: int | None,
-    as_json: bool,
-    **given: object,
-) -> None:
+def site(kit: Path, data: Path, metrics: int | None, as_json: bool, **given: Any) -> None:
     """Take part with your own data until Ctrl-C."""
     from atoll.deploy.policy import read_policy
     from atoll.deploy.site_data import read_site_data
     from atoll.experiment.hardware import choose_device
 
-    about = about_kit(kit)
+    about, device = about_kit(kit), given.pop("device")
     choose_device(device)  # a missing GPU is reported here and not in a log
-    named = names(classes)
-    rules = read_policy(policy)
+    chosen = pop(given, "schema", "classes", "split", "seed")
+    chosen |= {"classes": session.names(chosen["classes"]), "seed": chosen["seed"] or 0}
+    rules = read_policy(policy := given.pop("policy"))
     # Reading the data now reports their faults here and not in a log.
-    drawn = partial(read_site_data, split=split, seed=seed or 0, rare=rules.rare_categories)
-    own = drawn(data, schema=schema, classes=named)
+    own = read_site_data(data, rare=rules.rare_categories, **chosen)
     if given["method"] is not None:
         from atoll.deploy.disclosure import disclosure, disclosure_table
 
@@ -130,12 +111,11 @@ def site(
         else:
             make_console().print(disclosure_table(found))
         return
-    open_kit(kit, "site")
-    warn_of_end(kit)
-    chosen = {"schema": schema, "classes": named, "split": split, "seed": seed or 0}
+    session.open_kit(kit, "site")
+    session.warn_of_end(kit)
     write_settings(kit, data, policy=policy, device=device, **chosen)
     click.echo(f"{about['name']}: joining {about['host']}:{about['port']} with {data}")
-    foreground(about["name"], site_command(kit), kit, metrics)
+    session.foreground(about["name"], site_command(kit), kit, metrics)
 
 
 @command(
@@ -145,7 +125,7 @@ def site(
 )
 def verify(folder: Path, kit: Path) -> None:
     """Check the server's signature of the MODEL folder, and every file in it."""
-    open_kit(kit, "site")
+    session.open_kit(kit, "site")
     from atoll.deploy.delivery import verify_model
 
     manifest = verify_model(folder, kit)

@@ -91,14 +91,8 @@ def make_order(
     if not update_limit > 1:
         raise ConfigError(f"update limit is {update_limit:g}; give a factor above 1")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    return Order(
-        run=name,
-        config=config_text(config),
-        sites=sites,
-        quorum=least,
-        deadline=deadline,
-        update_limit=update_limit,
-    )
+    limits: dict[str, Any] = {"quorum": least, "deadline": deadline, "update_limit": update_limit}
+    return Order(run=name, config=config_text(config), sites=sites, **limits)
 
 
 def continue_without(order: Order, sites: Strings) -> Order:

@@ -53,8 +53,7 @@ class Column:
 
     def complete(self, feature: str = "") -> Column:
         """The column itself; a missing value is refused with the first place and the count."""
-        missing = self.values.null_count
-        if missing:
+        if missing := self.values.null_count:
             problem = f"has no value ({missing} such rows in all); fill them in"
             advice = f'leave the column out with ignore = ["{self.name}"] in schema.toml'
             if feature:
@@ -187,8 +186,7 @@ def split_roles(given: Column) -> np.ndarray:
     column = pc.utf8_lower(given.values.cast(pa.large_string()))
     distinct = pc.unique(column).drop_null()
     words = distinct.to_pylist()
-    wrong = [word for word in words if word not in ROLE_WORDS]
-    if wrong:
+    if wrong := [word for word in words if word not in ROLE_WORDS]:
         advice = "a split is train, val (or valid, validation), test, or empty for an unused node"
         raise given.error(first(pc.equal(column, wrong[0])), f"holds {quoted(wrong[0])}; {advice}")
     roles = np.array([*(ROLE_WORDS[word] for word in words), UNUSED], dtype=np.int8)

@@ -197,8 +197,7 @@ def _labels(found: Description, file: str) -> np.ndarray:
     look, place = found.looks[name], f"{file}, column '{name}'"
     texts = convert.cleaned(look.column, look.rule).values.cast(pa.large_string())
     distinct = convert.sorted_values(texts)
-    marks = [value for value in distinct.to_pylist() if value.lower() in MISSING]
-    if marks:
+    if marks := [value for value in distinct.to_pylist() if value.lower() in MISSING]:
         rows = pc.sum(pc.is_in(texts, value_set=pa.array(marks, texts.type))).as_py()
         look.rule = replace(look.rule, empty=(*look.rule.empty, *marks))
         look.ask(f"{quoted_list(marks)} reads like a missing label", rows)

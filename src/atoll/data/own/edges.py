@@ -35,8 +35,7 @@ class Ends:
 def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loading) -> Ends:
     """Drop edges to nodes that are not there, or refuse them with the sentence of the first."""
     good = (ends.source >= 0) & (ends.target >= 0) & (ends.source < n) & (ends.target < n)
-    missing = int(good.size - good.sum())
-    if not missing:
+    if not (missing := int(good.size - good.sum())):
         return ends
     if loading.options.dangling == "error":
         advice = "add the nodes, or leave such edges out with --own dangling=drop"

@@ -82,8 +82,7 @@ class Feature:
             hint = "name the client of the tables with --client, or by their owner column"
             raise DataError(f"every client scales column '{self.name}' by itself; {hint}")
         names, place = np.unique(clients.astype(str), return_inverse=True)
-        unknown = [name for name in names if name not in self.by_client]
-        if unknown:
+        if unknown := [name for name in names if name not in self.by_client]:
             known = f"training knows {quoted_list(self.by_client, 4)}"
             raise DataError(f"{rows.name} has rows of client {quoted(unknown[0])}; {known}")
         found = np.array([self.by_client[name] for name in names])[place]
@@ -218,8 +217,7 @@ class Encoder:
             where = "this model was trained on a graph whose ids are in no column"
             raise DataError(f"{where}, so that tables such as {file} cannot be read for it")
         needed = [self.id, *(feature.name for feature in self.features)]
-        lacking = [name for name in needed if name not in columns]
-        if lacking:
+        if lacking := [name for name in needed if name not in columns]:
             some = f"{len(lacking)} of the {len(needed)} columns that the model needs"
             listed = quoted_list(lacking, 4)
             raise DataError(f"{file} lacks {some}: {listed}; add them, as in the training tables")
@@ -422,8 +420,7 @@ def encode_nodes(
         assert roles.label is not None
         label = convert.cleaned(columns[roles.label], loading.rule(roles.label))
         y, classes = convert.encode_labels(label, loading.options.max_categories)
-        features = fit(columns, roles, loading, clients)
-        if not features:
+        if not (features := fit(columns, roles, loading, clients)):
             advice = "add at least one, for example each node's degree"
             raise DataError(f"{rows.name} has no feature column; {advice}")
         named = roles.label, classes, roles.id, roles.split, roles.owners

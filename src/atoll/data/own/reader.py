@@ -122,8 +122,7 @@ def from_networkx(
     """
     options = options or OwnOptions()
     loading = Loading(_schema(schema, options), options)
-    ids = list(graph.nodes)
-    if not ids:
+    if not (ids := list(graph.nodes)):
         raise DataError(f"{name} holds no nodes; give a graph with at least one node per class")
     keys = dict.fromkeys(key for _, data in graph.nodes(data=True) for key in data)
     roles = schemas.node_roles([str(key) for key in keys], loading, name, with_id=False)
@@ -233,8 +232,7 @@ def _read_tensors(path: Path) -> Tensors:
             content = torch.load(path, map_location="cpu", weights_only=True)
             content = content.to_dict() if isinstance(content, Data) else content
     except Exception as problem:  # a broken or hostile file fails in any way it likes
-        code = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem))
-        if code:
+        if code := re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem)):
             refusal = f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused"
             raise DataError(f"{refusal}; save a PyG Data or a dict of tensors") from None
         advice = "save a PyG Data or a dict of tensors with torch.save"
@@ -280,8 +278,7 @@ def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray 
     """Roles from train_mask, val_mask and test_mask; None where there is none of them."""
     split, found = np.full(n, UNUSED, dtype=np.int8), False
     for key, role in MASKS.items():
-        mask = values.get(key)
-        if mask is None:
+        if (mask := values.get(key)) is None:
             continue
         if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] > 1:
             report.note(f"{key} holds {mask.shape[1]} splits; the first was used")

@@ -274,8 +274,7 @@ def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = T
     if with_id and node_id is None:
         raise _absent("id", columns, file)
     free = [name for name in free if name != node_id]
-    label = _role("label", free, columns, schema, file)
-    if label is None:
+    if (label := _role("label", free, columns, schema, file)) is None:
         raise _absent("label", columns, file, "column" if with_id else "attribute")
     split = _role("split", free, columns, schema, file)
     owners = [name for name in (owner, schema.owner) if name is not None]
@@ -302,16 +301,14 @@ def edge_roles(columns: Names, loading: Loading, file: str) -> tuple[str, str, s
     source, target, weight = (_role(role, columns, columns, schema, file) for role in roles)
     if source is None or target is None:
         raise _absent("source" if source is None else "target", columns, file)
-    ignored = [name for name in columns if name not in (source, target, weight)]
-    if ignored:
+    if ignored := [name for name in columns if name not in (source, target, weight)]:
         loading.report.note(f"{file}: ignored {quoted_list(ignored)}")
     return source, target, weight
 
 
 def _role(role: str, free: Names, columns: Names, schema: Schema, file: str) -> str | None:
     """The column of one role: the schema's, or the one column that convention names."""
-    given = getattr(schema, role)
-    if given is not None:
+    if (given := getattr(schema, role)) is not None:
         _check_present(given, columns, schema.file, file)
         return str(given)
     found = [name for name in free if name.lower() in CONVENTION[role]]

@@ -46,8 +46,7 @@ class TableFile:
                 names = list(pa.parquet.read_schema(self.path).names)
         if any("\n" in name or "\r" in name for name in names):
             raise DataError(f"{self.name} has a column name of several lines; close its quote")
-        twice = sorted({name for name in names if name and names.count(name) > 1})
-        if twice:
+        if twice := sorted({name for name in names if name and names.count(name) > 1}):
             raise DataError(f"{self.name} has two columns named '{twice[0]}'; rename one")
         return names
 
@@ -328,6 +327,5 @@ def _add_names(
         report.note("the column 'client' was replaced by the names of the client folders")
     sizes = [len(column) for column in ids]
     nodes.columns["client"] = np.repeat([str(part.client) for part in parts], sizes)
-    shared = len(joined) - len(joined.unique())
-    if shared:
+    if shared := len(joined) - len(joined.unique()):
         report.note(f"{shared} ids are used by more than one client; they stay different nodes")

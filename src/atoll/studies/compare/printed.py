@@ -71,16 +71,14 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         for row in table.rows
         if row.finished and row.scored == POOLED and row.method not in table.best
     ]
-    apart = [test for test in table.tests if test.different]
-    if not apart:
+    if not (apart := [test for test in table.tests if test.different]):
         found.append(
             f"All differences from {table.reference} are within the noise: on {_where(table)}, no "
             "method can be called better or worse than it."
         )
     for better, word in ((False, "better"), (True, "worse")):
         tests = [test for test in apart if (test.difference > 0) == better]
-        names = [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]
-        if names:
+        if names := [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]:
             found.append(f"{table.reference} is {word} than {_and(names)}.")
     found += [_noise(test, table, alpha) for test in table.tests if not test.different]
     if (ranks := table.rank_test) is not None:

@@ -137,11 +137,11 @@ def paired_t(differences: np.ndarray) -> float:
     return float(2 * stats.t.sf(t, differences.size - 1))
 
 
-def interval(differences: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Where the mean difference lies, by the t-distribution; NaN for one pair."""
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """The mean difference's 95% interval, by the t-distribution; NaN for one pair."""
     if differences.size < 2:
         return math.nan, math.nan
-    width = stats.t.ppf((1 + level) / 2, differences.size - 1) * (spread(differences) or 0.0)
+    width = stats.t.ppf((1 + 0.95) / 2, differences.size - 1) * (spread(differences) or 0.0)
     mean, half = float(differences.mean()), float(width) / math.sqrt(differences.size)
     return mean - half, mean + half
 
@@ -156,9 +156,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def pairs_needed(
-    differences: np.ndarray, alpha: float = ALPHA, comparisons: int = 1, power: float = POWER
-) -> int | None:
+def pairs_needed(differences: np.ndarray, alpha: float = ALPHA, comparisons: int = 1) -> int | None:
     """Pairs at which a difference of this size and spread would be found; None if too many.
 
     Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2 for the t-test at alpha over the number of
@@ -168,7 +166,7 @@ def pairs_needed(
     if mean <= _rounding(differences):
         return None
     tail = stats.norm.isf(alpha / max(1, comparisons) / 2)
-    pairs = ((tail + stats.norm.ppf(power)) * std / mean) ** 2 + tail**2 / 2
+    pairs = ((tail + stats.norm.ppf(POWER)) * std / mean) ** 2 + tail**2 / 2
     needed = max(least_pairs(alpha, comparisons), math.ceil(pairs * math.pi / 3))
     return needed if needed <= MOST_PAIRS else None
 

@@ -196,8 +196,7 @@ def compare_overall(
     rows = []
     for own in zip(*(table.rows for table in tables), strict=True):
         row = ComparedRow(own[0].method, np.concatenate([one.scores for one in own]))
-        lost = sum(not one.finished for one in own)
-        if lost:
+        if lost := sum(not one.finished for one in own):
             rows.append(_failed(row, f"failed on {lost} of {len(tables)} problems"))
             continue
         by_seed = np.mean([one.scores for one in own], 0)

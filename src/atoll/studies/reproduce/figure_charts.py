@@ -351,8 +351,7 @@ def draw_violins(drawing: Drawing) -> Illustration:
         bases: dict[object, FinishedRun] = {}
         for point in drawing.of(dataset):
             label = point.x.label
-            base = drawing.baseline_runs.get((dataset, label))
-            if base is None:
+            if (base := drawing.baseline_runs.get((dataset, label))) is None:
                 continue
             name = "" if label in bases else str(label)
             bases[label] = bases.get(label) or read_run(base.folder)

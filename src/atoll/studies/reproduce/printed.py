@@ -74,8 +74,7 @@ def terminal_tables(found: Reproduction) -> list[Table]:
 
     The difference under `strict` is only in the files: a terminal is not wide enough.
     """
-    shown = [row for row in found.rows if not row.reason]
-    if not shown:
+    if not (shown := [row for row in found.rows if not row.reason]):
         return []
     names, numbers = _columns(found, shown)
     head = [*names, *numbers[:5]]

@@ -225,8 +225,7 @@ def _planned(
         for part in parts
         if not done or _run(paper, part, own, wanted).name not in done
     }
-    lacking = [name for name, reason in reasons.items() if reason]
-    if lacking:
+    if lacking := [name for name, reason in reasons.items() if reason]:
         whole = f"a mean over data sets that are not all here: {', '.join(lacking)}"
         return ReproducedRow(one, reason=whole if one.metric == AVERAGE else reasons[one.dataset])
     gains = one.metric in GAINS
@@ -334,8 +333,7 @@ def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) ->
 def ours_of(outcome: RunOutcome, metric: str) -> Ours:
     """A metric of a finished run, in percent."""
     assert outcome.summary is not None
-    found = outcome.summary["metrics"].get(metric)
-    if found is None:
+    if (found := outcome.summary["metrics"].get(metric)) is None:
         raise ConfigError(f"the run in '{outcome.folder}' has no {metric}")
     values = tuple(100 * value for value in found["per_seed"])
     std = 100 * found["std"] if len(values) > 1 else None  # earlier versions wrote 0 for one seed

@@ -161,8 +161,7 @@ class Trials:
 
     def _try(self, run: StudyRun, trial: TrialObserver) -> tuple[str, str]:
         """Run a trial, or continue it: its state and its problem."""
-        outcome = self.failed.pop(run.name, None)
-        if outcome is None:
+        if (outcome := self.failed.pop(run.name, None)) is None:
             outcome = study_run.run_one(run, lambda _: trial, self.settings)
         else:
             trial.extend(outcome.curve)
@@ -181,8 +180,7 @@ class Trials:
     def _choose(self, plan: SearchPlan) -> bool:
         """Choose a method's best configuration; False if there is nothing to test."""
         trials, seeds = self.searches[plan.name].trials, self.request.seeds
-        ranked = ranking(trials)
-        if not ranked:
+        if not (ranked := ranking(trials)):
             why = next((f"; the first said: {t.problem}" for t in trials if t.problem), "")
             # The other methods' results are not lost with it.
             self.lost[plan.name] = f"no trial of {plan.name} came to its end{why}"
