@@ -29,7 +29,7 @@ from atoll.experiment.config import make_config
 from atoll.experiment.folder import CHECKPOINT
 from atoll.methods.gcfl import cluster_tree
 from atoll.present.files import plain_json, write_all
-from atoll.present.layout import layout
+from atoll.present.tables import layout
 
 SMALL: dict[str, Any] = {
     "method": "gcfl", "data": "lagoon:nodes=300", "clients": 4, "epochs": 1, "set": {"hidden": 8},

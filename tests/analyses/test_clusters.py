@@ -26,7 +26,7 @@ from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.codec import load_checkpoint
 from atoll.experiment.folder import CHECKPOINT, read_run
 from atoll.methods.gcfl import Split, clusters
-from atoll.present.layout import layout
+from atoll.present.tables import layout
 from tests.analyses.conftest import OPTIONS, SPLITS
 
 

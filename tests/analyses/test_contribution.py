@@ -33,7 +33,7 @@ from atoll.experiment.config import RunConfig, make_config
 from atoll.methods import FedAvg, FedProx
 from atoll.nn import GCN
 from atoll.present.files import plain_json, write_all
-from atoll.present.layout import layout
+from atoll.present.tables import layout
 from tests.analyses.contributions import made_up
 
 SMALL = {"data": "lagoon:nodes=240", "clients": 3, "rounds": 2, "epochs": 1, "set": {"hidden": 8}}

@@ -27,8 +27,7 @@ from atoll.data.public.registry import load_dataset
 from atoll.data.source import Source
 from atoll.present.chart import MAX_ROWS
 from atoll.present.files import write_all
-from atoll.present.layout import layout
-from atoll.present.tables import Table
+from atoll.present.tables import Table, layout
 
 PLOTS = ["labels.png", "sizes.png", "divergence.png", "homophily.png"]
 

@@ -31,8 +31,7 @@ from atoll.experiment.rounds import check_task
 from atoll.methods.gcfl import GCFL
 from atoll.present import chart as plot
 from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels, Rule
-from atoll.present.layout import Part, Words, heading, quiet
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.tables import Column, Part, Table, Words, heading, make_table, quiet
 
 ROUNDS = 50  # how long the paper trained to set the two numbers
 LEAST_ROUNDS = 8

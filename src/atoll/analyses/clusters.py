@@ -25,8 +25,7 @@ from atoll.experiment.folder import FinishedRun, read_run
 from atoll.experiment.problem import Data
 from atoll.methods.gcfl import Split
 from atoll.present.chart import MAX_ROWS, number_text
-from atoll.present.layout import Branch, Part, heading, quiet
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.tables import Branch, Column, Part, Table, heading, make_table, quiet
 from atoll.present.terminal import counted
 
 SHUFFLES = 2000  # random clusters that the found ones are compared with

@@ -46,8 +46,7 @@ from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Panels, named, number_text, number_words
-from atoll.present.layout import Part, heading, quiet
-from atoll.present.tables import Table, make_table
+from atoll.present.tables import Part, Table, heading, make_table, quiet
 from atoll.present.terminal import last_validation
 
 OnRound = Callable[[int, bool, int], None]

@@ -17,7 +17,7 @@ from atoll.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.present.layout import Part
+    from atoll.present.tables import Part
 
 VARY = (
     "One kind of difference alone: nodes (no edges), topology (one client's nodes, more random "
@@ -205,7 +205,7 @@ def _console(out: Path | None, *, as_json: bool = False) -> Console:
 
 
 def _print(console: Console, parts: Iterable[Part], **how: Any) -> None:
-    from atoll.present.layout import layout
+    from atoll.present.tables import layout
 
     console.print(layout(parts, **how))
 

@@ -13,9 +13,8 @@ from atoll.cli.catalogue import datasets, methods
 from atoll.cli.common import AtollSubgroup
 from atoll.cli.compare import compare
 from atoll.cli.data import data, partition
-from atoll.cli.export import export
 from atoll.cli.federate import federate
-from atoll.cli.predict import predict
+from atoll.cli.predict import export, predict
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import demo, run, watch

@@ -1,4 +1,4 @@
-"""`atoll predict`: the model of a finished run, used on new data."""
+"""`atoll predict` and `atoll export`: the model of a finished run, for new data or elsewhere."""
 
 from __future__ import annotations
 
@@ -61,3 +61,23 @@ def write(found: Predictions, out: Path, *, quiet: bool) -> None:
         text += f"; {alerts.sum():,} alerts (p_{name} at least {found.alert.threshold:g})"
     common.print_text(console, text, style="")
     common.print_written(console, [out])
+
+
+@command(
+    "Write a run's model for use without Atoll.",
+    click.Argument(["run"], metavar="RUN", type=PATH),
+    option("--to FORM", "pyg: stock layers of PyTorch Geometric.", default="pyg"),
+    option("--out DIR", "A new folder for model.py, model.json and weights.pt.", PATH),
+    option("--client NAME", "Whose model, for a method with one for each client."),
+    options.SEED_OF_RUN,
+    example="atoll export my-run --to pyg --out my-model",
+)
+def export(run: Path, to: str, out: Path | None, client: str | None, seed: int | None) -> None:
+    """Write a folder that needs only torch and torch_geometric: model.py, weights and encoder."""
+    from atoll.experiment.export import export as exported
+
+    folder = out or Path(f"{run.name}-{to}")
+    written = exported(run, folder, to=to, client=client or "", seed=seed)
+    console = common.make_console()
+    common.print_written(console, written)
+    common.print_next(console, [f"python {folder / 'model.py'} nodes.csv edges.csv"])

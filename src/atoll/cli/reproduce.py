@@ -42,7 +42,7 @@ def reproduce(
     is every one of the paper.
     """
     from atoll.cli.study_progress import StudyWatcher
-    from atoll.present.layout import layout
+    from atoll.present.tables import layout
     from atoll.studies.reproduce import printed
     from atoll.studies.reproduce.figures import reproduce_figure
     from atoll.studies.reproduce.listing import items, listing_parts

@@ -47,7 +47,7 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
     """
     from atoll.cli.study_progress import TuneWatcher
     from atoll.present.files import check_output
-    from atoll.present.layout import layout
+    from atoll.present.tables import layout
     from atoll.studies.tune.result import commands, summary, tuning_parts, write_tuning
     from atoll.studies.tune.tuning import run_tuning
 

@@ -190,10 +190,8 @@ def _fit_and_score(
     began, hidden, found = time.perf_counter(), without_test(federation), []
     config, metric = problem.config, histories.bins_metric(problem.config, federation)
     counted = {"with_auc": federation.classes == 2, "with_bins": metric is not None}
-    history, model = (
-        histories.empty_history(federation, metric),
-        baseline.fit_in(problem, hidden, seed),
-    )
+    history = histories.empty_history(federation, metric)
+    model = baseline.fit_in(problem, hidden, seed)
     for client, (blind, graph) in enumerate(zip(hidden.graphs, federation.graphs, strict=True)):
         scores = baseline.predict(model, client, blind)
         if tuple(scores.shape) != (shape := (graph.num_nodes, federation.classes)):

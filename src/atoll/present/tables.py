@@ -2,6 +2,7 @@
 
 `make_table` builds one from plain values. A `ResultTable` has a `Number` for each row (usually a
 method) and column (usually a federation). It marks every row that prints a column's best digits.
+A `Part` is what a command prints: `layout` has text, tables and trees one below the other.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import csv
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+from rich.tree import Tree
 
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.experiment.metrics import spread
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 Align = Literal["left", "center", "right"]
 Rank = Literal["", "best", "second"]
@@ -120,10 +123,6 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
 
     `framed` draws a frame with title and caption; None draws neither of them.
     """
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     if framed is None:
         lines = box.SIMPLE_HEAD
         drawn = RichTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
@@ -360,3 +359,56 @@ def check_file(path: Path) -> None:
     there = next(p for p in path.absolute().parents if p.exists())
     if not there.is_dir():
         raise ConfigError(f"'{path}' cannot be written: '{there}' is a file; give another name")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A paragraph with a style of rich, such as "bold" or "dim"."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass
+class Branch:
+    """A node of a tree: a line, a quiet remark behind it, and the branches below."""
+
+    text: str
+    remark: str = ""
+    below: list[Branch] = field(default_factory=list)
+
+    def tree(self) -> Tree:
+        """The tree for `rich.console.Console.print`."""
+        line = Text(self.text)
+        tree = Tree(line.append(self.remark, style="dim"), guide_style="dim")
+        tree.children = [branch.tree() for branch in self.below]
+        return tree
+
+
+Part = str | Words | Table | Branch  # a string is a plain paragraph; an empty one is an empty line
+
+
+def heading(text: str) -> Words:
+    """The line above everything else."""
+    return Words(text, "bold")
+
+
+def quiet(text: str) -> Words:
+    """A caption or a remark."""
+    return Words(text, "dim")
+
+
+def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) -> Group:
+    """The parts for `rich.console.Console.print`; `gap` and `framed` as for `rich_table`."""
+    shown: list[RenderableType] = []
+    for part in parts:
+        match part:
+            case Table():
+                shown.append(rich_table(part, gap=gap, framed=framed))
+            case Branch():
+                shown.append(part.tree())
+            case Words():
+                shown.append(Text(part.text, style=part.style))
+            case _:  # a plain string would have its square brackets read as markup
+                shown.append(Text(part))
+    return Group(*shown)

@@ -6,8 +6,7 @@ import click
 
 from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.keys import approve, init, join, remove, renew, request
-from atoll.cli.federate.parties import provision, server, site, split, verify
-from atoll.cli.federate.predict import predict
+from atoll.cli.federate.parties import predict, provision, server, site, split, verify
 from atoll.cli.federate.status import status
 
 __all__ = ["federate"]

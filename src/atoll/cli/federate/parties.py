@@ -1,4 +1,4 @@
-"""Commands for the parties of a federation: make kits, divide data, serve, take part, verify."""
+"""Commands of the parties of a federation: make kits, divide data, serve, take part, predict."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from atoll.cli.common import config_of, make_console, pop
 from atoll.cli.federate import session
 from atoll.cli.federate.session import AS_JSON, KIT, METRICS
 from atoll.cli.options import PATH, Strings, command, option
+from atoll.cli.predict import BLOCK, TABLE, THRESHOLD, write
 from atoll.deploy.kits import PORT, about_kit, server_command, site_command, write_settings
 from atoll.deploy.kits import provision as make
 
@@ -20,6 +21,7 @@ DATA = "Your graph: tables, .pt, .graphml, or a client file."
 POLICY = "What you allow (TOML).  [default: every method, no disclosures]"
 SPLIT = "How your nodes become training, validation and test nodes."
 DEVICE = "Where your steps run: cpu, cuda or auto."
+JOINED = "NEW holds new nodes of this site's graph; its edges may name old nodes."
 DRY_RUN = "Show what METHOD would send from here, and do not join."
 
 
@@ -132,3 +134,28 @@ def verify(folder: Path, kit: Path) -> None:
     seeds = manifest.rounds.items()
     rounds = ", ".join(f"seed {seed}: round {number + 1}" for seed, number in seeds)
     click.echo(f"signed by the server: run {manifest.run} for {manifest.site} ({rounds})")
+
+
+@command(
+    "Predict your nodes with a model that the server delivered.",
+    click.Argument(["model"], metavar="MODEL", type=PATH),
+    KIT,
+    option("--data NEW", "Tables like those that you took part with.", PATH, required=True),
+    TABLE,
+    option("--joined", JOINED),
+    options.SEED_OF_RUN,
+    option("--device NAME", "Where to predict: cpu, cuda or auto.", default="cpu"),
+    BLOCK,
+    THRESHOLD,
+    options.QUIET,
+    example="atoll federate predict bank-a/atoll/runs/RUN/model --kit bank-a --data new/ "
+    "--out scores.csv",
+)
+def predict(model: Path, kit: Path, data: Path, out: Path, quiet: bool, **given: Any) -> None:
+    """Verify the delivered MODEL and write its predictions for NEW. Nothing leaves the site."""
+    session.open_kit(kit, "site")
+    from atoll.deploy.predict import predict_at_site
+    from atoll.experiment.predictions import check_table
+
+    check_table(out)
+    write(predict_at_site(model, kit, data, **given), out, quiet=quiet)

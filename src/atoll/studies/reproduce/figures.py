@@ -11,7 +11,7 @@ from atoll.core.errors import ConfigError, unknown
 from atoll.core.task import TASKS
 from atoll.data.public.registry import dataset_info, plain_name, task_of_data
 from atoll.present.files import check_output, write_all
-from atoll.present.layout import Part, heading, quiet
+from atoll.present.tables import Part, heading, quiet
 from atoll.present.terminal import counted
 from atoll.studies.reproduce import figure_charts
 from atoll.studies.reproduce.recipes import FigureRecipe, Paper, Variant, absent

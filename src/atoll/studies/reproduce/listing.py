@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from atoll.present.layout import Part, heading, quiet
-from atoll.present.tables import DASH, Column, make_table
+from atoll.present.tables import DASH, Column, Part, heading, make_table, quiet
 from atoll.present.terminal import duration
 from atoll.studies.reproduce.figures import Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.experiment.protocols import protocol
-from atoll.present import layout
 from atoll.present import tables as present
 from atoll.present.files import write_all
 from atoll.present.tables import DASH, Align, Cell, Column, Table, make_table
@@ -207,14 +206,14 @@ def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:
     return write_all(folder, files)
 
 
-def table_parts(found: Reproduction, rows: int) -> list[layout.Part]:
+def table_parts(found: Reproduction, rows: int) -> list[present.Part]:
     """The table, its summary, and the reasons of missing numbers; the files have so many rows."""
     about = how(found, with_runs(found))
-    parts: list[layout.Part] = [layout.heading(heading(found)), about, ""]
+    parts: list[present.Part] = [present.heading(heading(found)), about, ""]
     for table in terminal_tables(found):
-        parts += [layout.heading(table.title), table, ""] if table.title else [table, ""]
+        parts += [present.heading(table.title), table, ""] if table.title else [table, ""]
     parts += summary_lines(found)
     if rows > len(found.rows):
         more = counted(rows - len(found.rows), "more cell")
-        parts.append(layout.quiet(f"The files have {more} of this table, from earlier looks."))
+        parts.append(present.quiet(f"The files have {more} of this table, from earlier looks."))
     return parts

@@ -17,8 +17,7 @@ from atoll.experiment.folder import read_json
 from atoll.experiment.status import read_events
 from atoll.present import chart
 from atoll.present.files import plain_json, write_all
-from atoll.present.layout import Part, heading, quiet
-from atoll.present.tables import DASH, Column, Table, make_table
+from atoll.present.tables import DASH, Column, Part, Table, heading, make_table, quiet
 from atoll.present.terminal import counted, percent
 from atoll.studies.study_run import Json
 
