@@ -265,19 +265,19 @@ def _clients(members: Sequence[int], found: ClusterStudy) -> str:
 
 
 def _heterogeneity_table(found: ClusterStudy) -> Table:
-    lines: list[tuple[str, float, float]] = []
+    lines: list[tuple[str, Sequence[float]]] = []
     for number, *values in found.within():
         name = "all clients in one" if number < 0 else f"after the splits of round {number}"
-        lines.append((name, *values))
+        lines.append((name, values))
     kinds = found.pairs.structure, found.pairs.features
-    lines.append(("chance", *map(found.chance, kinds)))
+    lines.append(("chance", [found.chance(matrix) for matrix in kinds]))
     above = len(lines)
     for members in found.several[:MAX_ROWS]:
         label = _clients(members, found)
         label = label if len(label) <= 46 else label[:45] + "…"
-        lines.append((label, *found.of_cluster(members)))
+        lines.append((label, found.of_cluster(members)))
     names = (Column("heterogeneity inside clusters", "left", wrap=True), "structure", "features")
-    rows = [(name, *(number_text(value, 3) for value in values)) for name, *values in lines]
+    rows = [(name, *(number_text(value, 3) for value in values)) for name, values in lines]
     return make_table(names, rows, sections=[above])
 
 

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from atoll.analyses.similarity import rank_correlation
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name
 from atoll.core.federation import Federation
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
@@ -222,8 +222,7 @@ def _divider(
 
 def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
     """Refuse what has no answer before any data are loaded; the ratio."""
-    if vary not in VARY:
-        raise unknown("value of --vary", vary, VARY)
+    check_name("value of --vary", vary, VARY)
     if build_method(config, features=1, classes=2).scored_as() != "global":
         problem = f"{config.method} gives every client a model of its own"
         none = "there is no global model to score with and without a client"

@@ -83,10 +83,8 @@ def describe(path: Path, schema: Path | None, out: Path | None) -> None:
         kind = "" if name in found.roles else look.rule.kind or ""
         table.add_row(*(Text(word) for word in (name, role, kind, str(gaps or ""), example)))
     console.print(table)
-    count = len(found.problems)
-    print_text(
-        console, f"{found.rows} nodes; {count or 'no'} things to decide or to mend", style=""
-    )
+    todo = f"{len(found.problems) or 'no'} things to decide or to mend"
+    print_text(console, f"{found.rows} nodes; {todo}", style="")
     for number, problem in enumerate(found.problems, 1):
         rows = f" ({problem.rows} rows)" if problem.rows else ""
         print_text(console, f"{number:3}. {problem.place}: {problem.text}{rows}", style="")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name
 from atoll.core.federation import Federation
 from atoll.core.graph import with_views
 from atoll.core.method import Method
@@ -46,8 +46,7 @@ def set_apart(federation: Federation, wanted: str) -> tuple[Federation, Federati
     names, count = federation.client_names, len(federation)
     if wanted not in names and wanted in map(str, range(count)):
         wanted = names[int(wanted)]
-    if wanted not in names:
-        raise unknown("client to hold out", wanted, names)
+    check_name("client to hold out", wanted, names)
     if count == 1:
         raise ConfigError("the only client cannot be held out; give at least two clients")
     place = names.index(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from atoll.present.chart import Chart, Panels
 from atoll.present.chart_png import image, need_matplotlib
 from atoll.present.tables import Table, csv_text, latex, markdown
 
-Json = None | int | float | str | list["Json"] | dict[str, "Json"]
 TABLES: dict[str, Callable[[Table], str]] = {".csv": csv_text, ".md": markdown, ".tex": latex}
 
 
@@ -58,19 +57,14 @@ def _content(name: str, value: object) -> bytes:
     raise TypeError(f"'{name}' cannot hold a {type(value).__name__}; give text, a table or a chart")
 
 
-@overload
-def plain_json(value: Mapping[str, object]) -> dict[str, Json]: ...
-@overload
-def plain_json(value: object) -> Json: ...
-def plain_json(value: object) -> Json:
+def plain_json(value: object) -> Any:
     """Arrays as lists and undefined numbers as None, all the way down."""
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
-        listed: object = value.tolist()
-        return plain_json(listed)
+        return plain_json(value.tolist())
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     return value if value is None or isinstance(value, int | str) else str(value)

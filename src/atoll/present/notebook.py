@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from html import escape
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from atoll.core.federation import Federation
@@ -28,14 +28,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 EVERY = 0.2  # least seconds between two drawings of a bar
 MOST_ROWS = 30  # clients in the form of a federation
-
-
-class Tabled(Protocol):
-    """A comparison: it has tables, and a caption for all of them."""
-
-    caption: str
-
-    def printed(self) -> list[Table]: ...
 
 
 def register() -> None:
@@ -171,7 +163,7 @@ def result_html(result: Result) -> str:
     return text + _tables(filter(None, (result_rows([result]), client_table(result))))
 
 
-def comparison_html(comparison: Tabled) -> str:
+def comparison_html(comparison: Any) -> str:
     """The tables of a comparison, with their findings."""
     return _tables(comparison.printed()) + f"<p>{escape(comparison.caption)}</p>"
 

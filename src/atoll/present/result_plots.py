@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.errors import unknown
+from atoll.core.errors import check_name
 from atoll.experiment.metrics import find_metric
 from atoll.experiment.result import Result
 from atoll.present import chart as plot
@@ -23,8 +23,7 @@ MAX_DOTS = 500  # clients that are drawn one by one
 
 def plot_result(result: Result, kind: str) -> Figure:
     """The matplotlib figure of `result.plot(kind)`."""
-    if kind not in PLOTS:
-        raise unknown("plot", kind, PLOTS)
+    check_name("plot", kind, PLOTS)
     return figure(PLOTS[kind](result))
 
 

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, with_views
 from atoll.core.space import Value
@@ -307,8 +307,7 @@ def make_baseline(name: str, settings: Mapping[str, Value]) -> AnyBaseline:
     for key, value in settings.items():
         if not known:
             raise ConfigError(f"baseline '{name}' has no settings; leave out {key}")
-        if key not in known:
-            raise unknown(f"setting of the baseline {name}", key, known)
+        check_name(f"setting of the baseline {name}", key, known)
         try:
             given[key] = type(known[key])(value)
         except ValueError:

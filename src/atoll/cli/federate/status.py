@@ -52,15 +52,11 @@ def status(kit: Path, as_json: bool) -> None:
 def _federation(admin: AdminSession, expected: Sequence[str]) -> Json:
     """Sites and jobs; the traffic is that of the job that runs."""
     seen = admin.last_seen()
-    jobs = [
-        {
-            "job": job["job_id"],
-            "name": job["job_name"],
-            "status": job["status"],
-            "progress": admin.progress(job["job_id"]) if job["status"] == "RUNNING" else {},
-        }
-        for job in admin.jobs()
-    ]
+    jobs = []
+    for job in admin.jobs():
+        progress = admin.progress(job["job_id"]) if job["status"] == "RUNNING" else {}
+        plain = {"job": job["job_id"], "name": job["job_name"], "status": job["status"]}
+        jobs.append({**plain, "progress": progress})
     return {"sites": {s: s in seen for s in (*expected, *seen)}, "last_seen": seen, "jobs": jobs}
 
 
@@ -97,14 +93,11 @@ def _show_runs(found: Json) -> None:
     for run in found["runs"][:SHOWN]:
         state = "complete" if run["ended"] else f"last event {_ago(run['last'])}"
         click.echo(f"\n{run['name']}: {state}{_place(run)}")
-        _table(
-            ["site", "last answer", "MB up", "MB down", ""],
-            [
-                [name, _ago(peer["last"]), *map(_megabytes, (peer["received"], peer["sent"])),
-                 peer["out"]]
-                for name, peer in run["peers"].items()
-            ],
-        )  # fmt: skip
+        rows = []
+        for name, peer in run["peers"].items():
+            sizes = map(_megabytes, (peer["received"], peer["sent"]))
+            rows.append([name, _ago(peer["last"]), *sizes, peer["out"]])
+        _table(["site", "last answer", "MB up", "MB down", ""], rows)
 
 
 def _show_site(found: Json) -> None:

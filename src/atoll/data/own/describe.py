@@ -75,8 +75,7 @@ class Description:
 
 
 def _line(key: str, value: str | tuple[str, ...] | None) -> list[str]:
-    plain = list(value) if isinstance(value, tuple) else value
-    return [f"{key} = {json.dumps(plain, ensure_ascii=False)}"] if plain else []
+    return [f"{key} = {json.dumps(value, ensure_ascii=False)}"] if value else []
 
 
 def _counted(rows: int) -> str:

@@ -11,14 +11,13 @@ from typing import Any, cast
 from atoll.core.errors import ConfigError, check_name
 
 OWN_CATEGORY = "own category"
-KINDS = ("number", "category", "boolean", "date", "text")
 SCALES = ("standard", "robust", "log", "range", "none")
 FILLS = ("mean", "median", OWN_CATEGORY, "refuse")
 PARTS = ("days", "year", "week", "day")
 """Of a date: days since a day, and the place in the year, the week and the day on a circle."""
 CHOICES = {
     "role": ("id", "label", "split", "owner", "feature", "ignore"),
-    "kind": KINDS,
+    "kind": ("number", "category", "boolean", "date", "text"),
     "scale": SCALES,
     "missing": FILLS,
     "decimal": (".", ","),

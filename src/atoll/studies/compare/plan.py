@@ -260,8 +260,8 @@ def _check_problem(
     # A metric that finished runs do not have is refused, rather than all shown as failed.
     for outcome in finished if metric is not None else ():
         if outcome and outcome.summary and f"test_{metric}" not in outcome.summary["metrics"]:
-            problem = f"the finished cell '{outcome.run.name}' has no test {metric}"
-            raise ConfigError(f"{problem}; choose another --metric")
+            lacks = f"the finished cell '{outcome.run.name}' has no test {metric}"
+            raise ConfigError(f"{lacks}; choose another --metric")
     if None not in finished:
         return
     if isinstance(first.data, Federation) and first.config.clients is not None:

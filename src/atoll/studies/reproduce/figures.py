@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.core.task import TASKS
 from atoll.data.public.registry import dataset_info, plain_name, task_of_data
 from atoll.present.files import check_output, write_all
@@ -72,9 +72,8 @@ class Figure:
                         points.append(Point(dataset, clients, method, x, y, run, group=place))
         numbers = {str(point.run.config.clients) for point in points}
         only = [value for key, value in self.wanted.only if key == "clients"]
-        for value in only:
-            if points and value not in numbers:
-                raise unknown("number of clients of this figure", value, numbers)
+        for value in only if points else ():
+            check_name("number of clients of this figure", value, numbers)
         kept = [point for point in points if not only or str(point.run.config.clients) in only]
         return kept, [f"{one}: {reason}" for one, reason in lacking.items() if reason]
 
@@ -174,8 +173,7 @@ def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:
     figures = [Figure(paper, number, rules, wanted) for rules in wanted.rules(paper)]
     plans = [figure.plan() for figure in figures]
     kind, reasons = figures[0].recipe.draw, plans[0][1]
-    if kind not in figure_charts.DRAW:
-        raise unknown("way to draw in a recipe", kind, figure_charts.DRAW)
+    check_name("way to draw in a recipe", kind, figure_charts.DRAW)
     bases = [one.baselines(points) for one, (points, _) in zip(figures, plans, strict=True)]
     found: dict[str, RunOutcome] = {}
     if kind not in ALONE:

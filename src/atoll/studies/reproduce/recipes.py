@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.data.public import registry
 from atoll.data.public.registry import plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
@@ -182,8 +182,7 @@ class Paper:
         return _under_strict(make_config(**options), division, more)
 
     def _method(self, name: str) -> MethodRecipe:
-        if name not in self.recipe.methods:
-            raise unknown(f"method of {self.name}'s recipe", name, self.recipe.methods)
+        check_name(f"method of {self.name}'s recipe", name, self.recipe.methods)
         return self.recipe.methods[name]
 
     def why_not(self, dataset: str, method: str, root: str | None) -> str:

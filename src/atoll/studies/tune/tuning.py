@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.core.space import Range
 from atoll.experiment import config as configs
 from atoll.experiment.folder import read_json
@@ -122,8 +122,7 @@ def run_tuning(
         raise ConfigError(f"trials is {request.trials}; give at least 1")
     if request.seeds < 0:
         raise ConfigError(f"seeds is {request.seeds}; give seeds for the final test, 0 for none")
-    if request.pruner not in PRUNERS:
-        raise unknown("pruner", request.pruner, PRUNERS)
+    check_name("pruner", request.pruner, PRUNERS)
     for name in (name for name, count in Counter(request.methods).items() if count > 1):
         raise ConfigError(f"method '{name}' is named twice; once is enough")
     if "data" in request.config.objects and data is None:
