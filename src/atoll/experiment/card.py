@@ -139,18 +139,12 @@ def _harmless(text: str) -> str:
 
 def _lines(about: Mapping[str, Any]) -> Iterator[str]:
     yield f"# Model card: {about['method']} on {about['data']}"
-    yield "\nAtoll made this card from the other files of this folder.\n\n## Model\n"
-    yield from _model(about)
-    yield "\n## Data and scores\n"
-    yield from _data(about)
-    yield "\n## Threshold\n"
-    yield _threshold(about)
-    yield "\n## Privacy\n"
-    yield from _privacy_lines(about)
-    yield "\n## Limits of use\n"
-    yield from _limits(about)
-    yield "\n## Use\n"
-    yield from _use(about)
+    yield "\nAtoll made this card from the other files of this folder."
+    parts = {"Model": _model, "Data and scores": _data, "Threshold": _threshold}
+    parts |= {"Privacy": _privacy_lines, "Limits of use": _limits, "Use": _use}
+    for title, write in parts.items():
+        yield f"\n## {title}\n"
+        yield from write(about)
 
 
 def _model(about: Mapping[str, Any]) -> Iterator[str]:
@@ -202,9 +196,10 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
         yield _row([label_of(name), f"{found['value']:.4f}", spread])
 
 
-def _threshold(about: Mapping[str, Any]) -> str:
+def _threshold(about: Mapping[str, Any]) -> Iterator[str]:
     if (found := Threshold.of(about)) is None:
-        return "No threshold was chosen: a prediction is the likeliest class."
+        yield "No threshold was chosen: a prediction is the likeliest class."
+        return
     name, items = _classes(about)[found.positive], f"{about['task']}s"
     text = (
         f"A prediction is an alert where the probability of `{name}` is at least "
@@ -218,7 +213,7 @@ def _threshold(about: Mapping[str, Any]) -> str:
     if on_test := about.get("alerts"):
         scores = f"precision {on_test['precision']:.4f}, recall {on_test['recall']:.4f}"
         text += f" On test {items}: {scores}."
-    return text
+    yield text
 
 
 def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:

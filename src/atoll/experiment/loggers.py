@@ -84,13 +84,12 @@ class RoundLog(Observer):
             for scored, (place, role) in product(SCORED, enumerate(ROLES)):
                 values = history.scores[scored][number][:, place].T
                 means = mean_over_clients(values, weight_of(history, role, self.weights)).tolist()
-                names = [f"{scored}/{role}_{metric}" for metric in METRICS]
-                means = means[: len(METRICS)]
+                del means[len(METRICS) :]
                 for metric in history.chosen:  # pooled, not a mean
-                    names.append(f"{scored}/{role}_{metric}")
                     this = slice(number, number + 1)
                     means += history.pooled_metric(scored, metric, role, this).tolist()
-                row |= {k: mean for k, mean in zip(names, means, strict=True) if not np.isnan(mean)}
+                named = zip(history.columns, means, strict=True)
+                row |= {f"{scored}/{role}_{k}": mean for k, mean in named if not np.isnan(mean)}
             row |= {f"bytes_{way}": float(sent[number][way]) for way in ("up", "down")}
             found[number + 1] = row
         return found

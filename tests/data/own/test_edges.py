@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.data.own.edges import Ends, clean_edges
 from atoll.data.own.reader import load_own
-from atoll.data.own.schema import Loading, OwnOptions
+from atoll.data.own.schema import Loading, OwnOptions, Schema
 from atoll.data.source import Source
 
 from .graphs import G, Tables, W, check_refused, folder, pairs
@@ -73,7 +73,7 @@ def test_edges_as_the_options_say(
 ) -> None:
     ends = Ends(np.array([0, 0, 0, 1]), np.array([1, 0, 1, 0]), np.array([2, 7, 3, 5], np.float32))
     options = OwnOptions(self_loops=loops, duplicate_edges=repeats, directed=directed)
-    edges, weight = clean_edges(ends, 2, Loading(options=options))
+    edges, weight = clean_edges(ends, 2, Loading(Schema().with_options(options)))
     assert weight is not None
     assert [
         (int(u), int(v), float(w)) for (u, v), w in zip(edges.T, weight, strict=True)
@@ -82,9 +82,7 @@ def test_edges_as_the_options_say(
 
 def test_summing_edges_without_weights_counts_them() -> None:
     ends = Ends(np.array([0, 0]), np.array([1, 1]), None)
-    _, weight = clean_edges(
-        ends, 2, Loading(options=OwnOptions(duplicate_edges="sum", directed=True))
-    )
+    _, weight = clean_edges(ends, 2, Loading(Schema(duplicate_edges="sum", directed=True)))
     assert weight is not None
     assert weight.tolist() == [2]
 

@@ -61,16 +61,17 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
 
 def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
     """Edges sorted by (source, target), loops and duplicates handled, both ways if undirected."""
-    report, repeated = loading.report, loading.duplicate_edges
+    report, schema = loading.report, loading.schema
+    looped, repeated = schema.self_loops or "drop", schema.duplicate_edges or "drop"
     loops = ends.source == ends.target
-    _settle("self_loops", int(loops.sum()), loading.self_loops, loading)
-    if loading.self_loops == "drop" and loops.any():
+    _settle("self_loops", int(loops.sum()), looped, loading)
+    if looped == "drop" and loops.any():
         ends = ends.only(~loops)
     weight, keys = ends.weight, _keys(ends.source, ends.target, n)
     ordered = np.sort(keys)
     repeats = int((ordered[1:] == ordered[:-1]).sum())
     _settle("duplicate_edges", repeats, repeated, loading)
-    if not loading.directed:
+    if not schema.directed:
         np.minimum(keys, _keys(ends.target, ends.source, n), out=keys)
     del ends, loops, ordered
     if repeated == "count" or (repeated == "sum" and weight is None):
@@ -89,7 +90,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
         report.note(f"{mirrored} edges were given in both directions and stand once")
     if weight is not None and (weight == 1).all():
         weight = None
-    if not loading.directed:  # a self-loop has one direction only
+    if not schema.directed:  # a self-loop has one direction only
         back = keys % max(n, 1) * n + keys // max(n, 1)
         other = back != keys
         weight = None if weight is None else np.concatenate([weight, weight[other]])

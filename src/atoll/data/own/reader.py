@@ -73,7 +73,7 @@ def load_own(
         if schema is not None:
             reason = "a schema names the columns of tables or GraphML, and a .pt file has none"
             raise ConfigError(f"'{path.name}' was given with a schema; {reason}: leave it out")
-        return _load_tensors(path, Loading(options=options))
+        return _load_tensors(path, Loading(Schema().with_options(options), options))
     if suffix in (".graphml", ".xml"):
         source, report = from_networkx(_read_graphml(path), path.name, schema, options)
         return replace(source, name=path.stem), report
@@ -134,7 +134,7 @@ def from_networkx(
     nodes = encode_nodes(table, roles, rows, loading)
     whole = all(isinstance(node, int) for node in ids)
     nodes.columns["id"] = np.array(ids if whole else [str(node) for node in ids])
-    if graph.is_directed() and not loading.directed:
+    if graph.is_directed() and not loading.schema.directed:
         undirected = "its edges were made undirected (directed = true keeps)"
         loading.report.note(f"{name} is directed; {undirected}")
     ends = _networkx_edges(graph, ids, name, loading.schema.weight or "weight")
@@ -310,11 +310,8 @@ def load_new(
         raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
     _check_schema(path, encoder.schema, options)
     # The encoder has the directions of the training, where --own directed is part of it.
-    options = replace(options, directed=None)
-    loading, parts = (
-        Loading(encoder.schema, options, encoder=encoder, client=client),
-        find_parts(path),
-    )
+    known = encoder.schema.with_options(replace(options, directed=None))
+    loading, parts = Loading(known, options, encoder=encoder, client=client), find_parts(path)
     nodes, ids = read_nodes(parts, loading)
     name, classes = path.resolve().name, len(encoder.classes)
     size, places = len(nodes.y), None

@@ -158,7 +158,7 @@ class Schema:
 class Loading:
     """One load: the user's wishes, and the report while it grows."""
 
-    schema: Schema = Schema()
+    schema: Schema = Schema()  # with the choices of the options
     options: OwnOptions = OwnOptions()
     report: OwnReport = field(default_factory=OwnReport)
     encoder: Encoder | None = None  # of a trained model, which new tables are encoded for
@@ -170,19 +170,6 @@ class Loading:
     def rule(self, name: str) -> Rule:
         """The wishes about one column of the nodes."""
         return self.schema.columns.get(name, Rule())
-
-    @property
-    def directed(self) -> bool:
-        option = self.options.directed
-        return bool(self.schema.directed if option is None else option)
-
-    @property
-    def self_loops(self) -> str:
-        return self.options.self_loops or self.schema.self_loops or "drop"
-
-    @property
-    def duplicate_edges(self) -> str:
-        return self.options.duplicate_edges or self.schema.duplicate_edges or "drop"
 
 
 @dataclass(frozen=True)
