@@ -224,9 +224,10 @@ def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
     """Refuse what has no answer before any data are loaded; the ratio."""
     check_name("value of --vary", vary, VARY)
     if build_method(config, features=1, classes=2).scored_as() != "global":
-        problem = f"{config.method} gives every client a model of its own"
-        none = "there is no global model to score with and without a client"
-        raise ConfigError(f"{problem}, so that {none}; choose another --method")
+        raise ConfigError(
+            f"{config.method} gives every client a model of its own, so that there is no global "
+            "model to score with and without a client; choose another --method"
+        )
     if ratio is None:
         return RATIO
     if not vary.endswith("topology"):

@@ -88,8 +88,10 @@ def _request(
     budget = {"trials": chosen.pop("trials")} if "trials" in chosen else {}
     if folder is not None:
         if chosen or methods or config_file or out:
-            hint = "leave out everything but --trials, --jobs, --json and --quiet"
-            raise ConfigError(f"--resume goes on with a tuning as it was begun; {hint}")
+            raise ConfigError(
+                "--resume goes on with a tuning as it was begun; leave out everything but "
+                "--trials, --jobs, --json and --quiet"
+            )
         return msgspec.structs.replace(read_request(folder), **budget), folder
     about_search = chosen.keys() & {"preset", "search", "pruner", "seeds"}
     search = budget | {name: chosen.pop(name) for name in about_search}

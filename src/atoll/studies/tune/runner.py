@@ -198,8 +198,10 @@ class Trials:
             again += 1
             run = plan.test(best, seeds, again)
         if again > 1:
-            before = f"{again - 1} earlier choice was tested as well, in cells/"
-            self.notes.append(f"{plan.name}: {before}; say so where you report the number")
+            self.notes.append(
+                f"{plan.name}: {again - 1} earlier choice was tested as well, in cells/; say so "
+                "where you report the number"
+            )
         self.finals[plan.name] = run
         return True
 

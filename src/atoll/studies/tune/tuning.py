@@ -126,9 +126,10 @@ def run_tuning(
     for name in (name for name, count in Counter(request.methods).items() if count > 1):
         raise ConfigError(f"method '{name}' is named twice; once is enough")
     if "data" in request.config.objects and data is None:
-        problem = "this tuning was started in Python with a data object"
-        hint = f"go on in Python with atoll.tune(..., out='{folder}')"
-        raise ConfigError(f"{problem}, which its folder does not hold; {hint}")
+        raise ConfigError(
+            "this tuning was started in Python with a data object, which its folder does not hold; "
+            f"go on in Python with atoll.tune(..., out='{folder}')"
+        )
     plans = [make_plan(name, request, data) for name in request.methods]
     blinded, first = Blinded(), plans[0]
     if not folder.exists():  # data that cannot be used leave no folder behind
@@ -171,8 +172,10 @@ def _check_same(request: TuningRequest, folder: Path) -> None:
         one, two = getattr(before, name), getattr(request, name)
         if name != "trials" and one != two:
             how = configs.what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
-            begun = f"the tuning in '{folder}' was begun with other options ({how})"
-            raise ConfigError(f"{begun}; go on with --resume {folder}, or choose another --out")
+            raise ConfigError(
+                f"the tuning in '{folder}' was begun with other options ({how}); go on with "
+                f"--resume {folder}, or choose another --out"
+            )
     if request.trials < before.trials:
         has = f"the tuning in '{folder}' has {before.trials} trials for each method"
         raise ConfigError(f"{has}, and {request.trials} are fewer; give more, or another --out")
