@@ -41,7 +41,7 @@ from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import choose_device, tuned_process
-from atoll.experiment.metrics import Evaluator, mean_over_clients, share_of
+from atoll.experiment.metrics import Evaluator, mean_over_clients
 from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 from atoll.present import chart as plot
@@ -102,7 +102,7 @@ class Contribution:
         test = self.present.sum((1, 3)).mean(0)
         arms = [arm.sum(1) for arm in (self.present, self.absent)]
         hits = [np.diagonal(counts, axis1=-2, axis2=-1) for counts in arms]
-        present, absent = (share_of(hit, arm.sum(-1)) for hit, arm in zip(hits, arms, strict=True))
+        present, absent = (_share(hit, arm.sum(-1)) for hit, arm in zip(hits, arms, strict=True))
         totals = zip(train[self.client], train.sum(0), test, own, others, strict=True)
         scores = zip(present.T, absent.T, strict=True)
         rows = enumerate(zip(totals, scores, strict=True))
@@ -120,7 +120,7 @@ class Contribution:
             hits = [np.trace(arm, axis1=1, axis2=2) for arm in counts]
             phi = (own[0], others[0]) if who.all() else (np.nan, np.nan)
             total = (train[mine & who].sum(), train[who].sum())
-            accuracies = map(share_of, hits, sizes)
+            accuracies = map(_share, hits, sizes)
             rows.append(Effect(name, *total, sizes[0].mean(), *phi, *accuracies))
         return rows
 
@@ -144,6 +144,12 @@ def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.nda
     """The client's row, (C,), and the mean of the other rows where they are defined, (C,)."""
     others = np.delete(values, client, axis=0).T
     return values[client], mean_over_clients(others, np.ones(others.shape[1]))
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """The part by the whole; NaN where there is none."""
+    nothing = np.full(whole.shape, np.nan)
+    return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0))
 
 
 def mean(values: np.ndarray) -> float:

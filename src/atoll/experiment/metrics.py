@@ -55,7 +55,7 @@ def average_precision(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
     """The mean precision over the positives, each at its own score."""
     true, alerts = _from_the_top(counts[..., 1, :]), _from_the_top(counts.sum(-2))
     hits = (counts[..., 1, :] * true / np.maximum(alerts, 1)).sum(-1)
-    return share_of(hits, true[..., 0])
+    return _share(hits, true[..., 0])
 
 
 def _from_the_top(counts: np.ndarray) -> np.ndarray:
@@ -63,8 +63,7 @@ def _from_the_top(counts: np.ndarray) -> np.ndarray:
     return counts[..., ::-1].cumsum(-1)[..., ::-1]
 
 
-def share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """The part by the whole; NaN where there is none."""
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(whole > 0, part / whole, np.nan))
 
@@ -78,7 +77,7 @@ def _at_top(what: str, share: float) -> Formula:
         above = _from_the_top(every) - every
         taken = np.clip(chosen[..., None] - above, 0, every)
         hits = (taken * counts[..., 1, :] / np.maximum(every, 1)).sum(-1)
-        return share_of(hits, counts[..., 1, :].sum(-1) if what == "recall" else chosen)
+        return _share(hits, counts[..., 1, :].sum(-1) if what == "recall" else chosen)
 
     return formula
 
@@ -90,8 +89,8 @@ def _at_half(what: str) -> Formula:
         false, true = np.moveaxis((counts * (probability >= 0.5)).sum(-1), -1, 0)
         positives, alerts = counts[..., 1, :].sum(-1), true + false
         if what == "precision":  # 0 without alerts
-            return share_of(true / np.maximum(alerts, 1), (counts.sum((-1, -2)) > 0).astype(float))
-        return share_of(true, positives if what == "recall" else (alerts + positives) / 2)
+            return _share(true / np.maximum(alerts, 1), (counts.sum((-1, -2)) > 0).astype(float))
+        return _share(true, positives if what == "recall" else (alerts + positives) / 2)
 
     return formula
 
@@ -99,7 +98,7 @@ def _at_half(what: str) -> Formula:
 def _brier(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
     """The mean squared distance of the probability from the truth."""
     squares = np.stack([probability**2, (1 - probability) ** 2])
-    return share_of((counts * squares).sum((-1, -2)), counts.sum((-1, -2)))
+    return _share((counts * squares).sum((-1, -2)), counts.sum((-1, -2)))
 
 
 def _ece(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
@@ -107,7 +106,7 @@ def _ece(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
     interval = np.minimum(probability * 15, 14).astype(int)
     member = (interval[:, None] == np.arange(15)).astype(float)
     apart = np.abs((counts[..., 1, :] - counts.sum(-2) * probability) @ member)
-    return share_of(apart.sum(-1), counts.sum((-1, -2)))
+    return _share(apart.sum(-1), counts.sum((-1, -2)))
 
 
 REGISTRY = {
@@ -202,7 +201,7 @@ def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
     hits = np.diagonal(confusion, axis1=-2, axis2=-1).astype(float)
     support, guessed = confusion.sum(-1).astype(float), confusion.sum(-2).astype(float)
     wholes = {"precision": guessed, "recall": support, "f1": (support + guessed) / 2}
-    return {name: share_of(hits, whole) for name, whole in wholes.items()}
+    return {name: _share(hits, whole) for name, whole in wholes.items()}
 
 
 def mean_over_clients(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
