@@ -14,18 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
-from rich.tree import Tree
 
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.experiment.metrics import spread
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table as RichTable
+    from rich.tree import Tree
 
 Align = Literal["left", "center", "right"]
 Rank = Literal["", "best", "second"]
@@ -123,6 +123,10 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
 
     `framed` draws a frame with title and caption; None draws neither of them.
     """
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     if framed is None:
         lines = box.SIMPLE_HEAD
         drawn = RichTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
@@ -379,6 +383,9 @@ class Branch:
 
     def tree(self) -> Tree:
         """The tree for `rich.console.Console.print`."""
+        from rich.text import Text
+        from rich.tree import Tree
+
         line = Text(self.text)
         tree = Tree(line.append(self.remark, style="dim"), guide_style="dim")
         tree.children = [branch.tree() for branch in self.below]
@@ -400,6 +407,9 @@ def quiet(text: str) -> Words:
 
 def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) -> Group:
     """The parts for `rich.console.Console.print`; `gap` and `framed` as for `rich_table`."""
+    from rich.console import Group
+    from rich.text import Text
+
     shown: list[RenderableType] = []
     for part in parts:
         match part:
