@@ -143,6 +143,7 @@ class SiteActivity(Log):
         super().__init__(state_folder(kit) / "audit.jsonl")
         self.kit, self.runs = kit, dict[str, RunActivity]()
         self.releases: dict[str, float] = {}  # noise by release: no answer counts twice
+        self.private = set[str]()  # runs that sent private updates
         self.refusals, self.failures, self.last_refusal = 0, 0, ""
 
     def read(self) -> list[RunActivity]:
@@ -159,6 +160,7 @@ class SiteActivity(Log):
                 run.done[0] = max(run.done.get(0, 0), event["round"] + 1)
             if "release" in event:
                 self.releases[event["release"]] = event["noise"]
+                self.private.add(name)
         elif kind == "refused":
             self.refusals, self.last_refusal = self.refusals + 1, event["reason"]
         elif kind == "bad":

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -53,16 +53,24 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
         self.end()
 
     def start(
-        self, name: str, command: Sequence[str], log: Path, kit: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        kit: Path | None = None,
+        prepare: Callable[[], object] = lambda: None,
     ) -> subprocess.Popen[bytes]:
         """Start a process with its output in a file; one of the same name must have ended.
 
         It holds the lock of its `kit` until it ends, also if this process is killed before.
+        `prepare` changes the kit. It is called under the lock, so that a start that is refused
+        changes nothing of the party that runs.
         """
         if name in self.started:
             self.started[name].wait(timeout=10)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out, locked(kit) as lock:
+            prepare()
             # Its own session: Ctrl-C in the terminal is ours to handle, in order.
             process = subprocess.Popen(
                 command,

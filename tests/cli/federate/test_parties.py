@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
+from atoll.deploy.kits import read_settings, write_settings
+from atoll.deploy.local import locked
 from atoll.experiment.folder import RunFolder
 from tests.deploy.test_delivery import made, trial
 
@@ -48,6 +50,19 @@ def test_a_missing_gpu_is_reported_at_the_start(refusal, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     said = refusal("site", "--kit", "site", "--data", "no", "--device", "cuda")
     assert "torch finds no GPU; use --device cpu" in said
+
+
+def test_a_refused_second_start_changes_nothing_of_the_site_that_runs(cli, trial, tmp_path):
+    """Else the jobs of the running site would have another policy, or none."""
+    kit, data = trial.kits / "site-1", trial.kits / "data" / "client-1.atoll"
+    (policy := tmp_path / "policy.toml").write_text('methods = ["local"]\n')
+    write_settings(kit, data, policy=policy)
+    before = read_settings(kit)
+    with locked(kit):
+        said = cli("federate", "site", "--kit", kit, "--data", data, code=2).stderr
+    assert "stop that one first" in said
+    assert read_settings(kit) == before
+    assert before["policy"] == str(policy)
 
 
 def verify(*words):

@@ -78,8 +78,13 @@ def test_a_server_sees_its_own_runs_without_a_connection(cli, kits) -> None:
 def test_a_site_sees_its_answers_its_budget_and_its_refusals(cli, kits) -> None:
     kit = kits["site-1"]
     text = cli("federate", "status", "--kit", kit).stdout
-    assert "epsilon 0 at delta 1e-05" in text  # before its first run
+    assert "epsilon" not in text  # no run sent anything, and no policy limits it
     log = Audit(kit / "atoll" / "audit.jsonl")
+    log.note("begin", run="plain-0", config="")
+    log.note("sent", run="plain-0", round=0, step="train", bytes=10)
+    text = cli("federate", "status", "--kit", kit).stdout
+    assert "1 run without differential privacy: updates left in the clear" in text
+    assert "epsilon" not in text
     log.note("begin", run="r-0", config="")
     sent = {"step": "train", "bytes": 30_000, "release": "x", "noise": 2.0, "epsilon": 1.0}
     log.note("sent", run="r-0", round=4, **sent)
@@ -87,7 +92,8 @@ def test_a_site_sees_its_answers_its_budget_and_its_refusals(cli, kits) -> None:
     Path("policy.toml").write_text("epsilon = 8.0\n")
     (kit / "local" / "atoll.json").write_text(json.dumps({"policy": "policy.toml"}))
     text = cli("federate", "status", "--kit", kit).stdout
-    assert "epsilon 1.99 of 8 at delta 1e-05" in text
+    assert "epsilon 1.99 of 8 at delta 1e-05, in all private runs" in text
+    assert "1 run without differential privacy" in text
     assert "1 refused, 0 failed; the last: its policy does not allow method ' [31mevil'" in text
     assert "r-0  5       0.03" in text
     found = json.loads(cli("federate", "status", "--kit", kit, "--json").stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,9 @@ def site(kit: Path, data: Path, metrics: int | None, as_json: bool, **given: Any
         return
     session.open_kit(kit, "site")
     session.warn_of_end(kit)
-    write_settings(kit, data, policy=policy, device=device, **chosen)
+    prepare = partial(write_settings, kit, data, policy=policy, device=device, **chosen)
     click.echo(f"{about['name']}: joining {about['host']}:{about['port']} with {data}")
-    session.foreground(about["name"], site_command(kit), kit, metrics)
+    session.foreground(about["name"], site_command(kit), kit, metrics, prepare)
 
 
 @command(

@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -185,8 +185,17 @@ def supervise(
     return read_federated_result(order, folder)
 
 
-def foreground(name: str, command: list[str], kit: Path, metrics: int | None) -> None:
-    """Run a process until it ends or Ctrl-C, and leave none behind; serve its metrics on a port."""
+def foreground(
+    name: str,
+    command: list[str],
+    kit: Path,
+    metrics: int | None,
+    prepare: Callable[[], object] = lambda: None,
+) -> None:
+    """Run a process until it ends or Ctrl-C, and leave none behind; serve its metrics on a port.
+
+    `prepare` changes the kit for it (`Processes.start`).
+    """
     from atoll.deploy.local import NewLines, Processes, bound_log, lost_session, refusal
     from atoll.deploy.metrics import serving
 
@@ -194,7 +203,7 @@ def foreground(name: str, command: list[str], kit: Path, metrics: int | None) ->
     output, events, recent = NewLines(log), NewLines(kit / "log.json"), NewLines(kit / "log.json")
     why = partial(refusal, output, events) if name != "server" else str
     with stopping(), Processes() as processes, serving(kit, metrics, processes.alive):
-        process = processes.start(name, command, log, kit)
+        process = processes.start(name, command, log, kit, prepare)
         try:
             while process.poll() is None and not why():
                 with suppress(subprocess.TimeoutExpired):

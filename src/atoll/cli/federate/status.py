@@ -67,7 +67,9 @@ def _plain(run: RunActivity) -> Json:
 
 
 def _site(activity: SiteActivity) -> Json:
-    runs = [_plain(run) for run in reversed(activity.read())]
+    runs = [
+        {**_plain(run), "private": run.name in activity.private} for run in reversed(activity.read())
+    ]
     spent, limit, delta = activity.budget()
     finite = spent if math.isfinite(spent) else None  # JSON has no infinity
     epsilon = {"spent": finite, "limit": limit, "delta": delta, "releases": len(activity.releases)}
@@ -101,10 +103,15 @@ def _show_runs(found: Json) -> None:
 
 
 def _show_site(found: Json) -> None:
-    spent, limit = (found["epsilon"][key] for key in ("spent", "limit"))
+    spent, limit, delta = (found["epsilon"][key] for key in ("spent", "limit", "delta"))
     most = "" if limit is None else f" of {limit:g}"
     text = "infinite" if spent is None else f"{spent:.3g}"
-    click.echo(f"epsilon {text}{most} at delta {found['epsilon']['delta']:g}, in all runs")
+    if found["epsilon"]["releases"] or limit is not None:
+        click.echo(f"epsilon {text}{most} at delta {delta:g}, in all private runs")
+    sent = [run for run in found["runs"] if run["peers"]["server"]["sent"]]
+    if clear := sum(not run["private"] for run in sent):
+        runs = f"{clear} run{'' if clear == 1 else 's'}"
+        click.echo(f"{runs} without differential privacy: updates left in the clear")
     last = f"; the last: {_printable(found['last_refusal'])}" if found["last_refusal"] else ""
     click.echo(f"{found['refusals']} refused, {found['failures']} failed{last}")
     rows = [
