@@ -95,7 +95,7 @@ def test_a_site_sees_its_answers_its_budget_and_its_refusals(cli, kits) -> None:
     assert "epsilon 1.99 of 8 at delta 1e-05, in all private runs" in text
     assert "1 run without differential privacy" in text
     assert "1 refused, 0 failed; the last: its policy does not allow method ' [31mevil'" in text
-    assert "r-0  5       0.03" in text
+    assert "r-0      5       0.03" in text
     found = json.loads(cli("federate", "status", "--kit", kit, "--json").stdout)
     assert found["epsilon"]["limit"] == 8.0
     log.note("sent", run="r-0", round=5, **{**sent, "noise": 0.0, "release": "y"})
