@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import atoll
 from atoll.core.errors import ConfigError
 from atoll.data.own.reader import load_own
 from atoll.deploy.disclosure import disclosure
@@ -66,6 +67,24 @@ def test_two_hospitals_of_which_one_has_sex_x(make_room, tmp_path) -> None:
     agreed = json.loads((room.folder / "server" / "encoder.json").read_text())
     assert [one["name"] for one in agreed] == ["age", "sex"]
     assert agreed[1]["values"] == ["f", "m", "x"]
+
+
+def test_hospitals_get_the_numbers_of_a_simulation(make_room, tmp_path) -> None:
+    """Without dropout, whose noise depends on the numbers of the rows in all tables together."""
+    room, sites, chosen = make_room(small_federation()), {}, {"hidden": 8, "dropout": 0.0}
+    room.names = ("h0", "h1")
+    for number, name in enumerate(room.names):
+        tables = hospital(tmp_path / "all" / name, number)
+        head, *rows = (tables / "nodes.csv").read_text().splitlines()
+        roles = [f"{row},{('train', 'val', 'test')[i % 3]}" for i, row in enumerate(rows)]
+        (tables / "nodes.csv").write_text("\n".join([f"{head},split", *roles]))
+        data = read_site_data(tables, split="given")
+        sites[name] = Site(data, Policy(), tmp_path / f"{name}-site")
+    room.run(room.order("fedavg", rounds=3, set=chosen), room.fleet(sites=sites))
+    options = {"engine": "serial", "split": "given", "set": chosen, "out": tmp_path / "out"}
+    atoll.run("fedavg", str(tmp_path / "all"), rounds=3, **options)
+    live, simulated = (path / "metrics.csv" for path in (room.folder / "server", tmp_path / "out"))
+    assert live.read_text() == simulated.read_text()
 
 
 def test_a_resumed_run_keeps_its_encoder(make_room, tmp_path) -> None:
