@@ -35,13 +35,14 @@ from torch.nn import functional
 
 from atoll.core.graph import Graph, Sparse, View, sparse_matrix
 from atoll.core.hyper import Dropout, Hidden, OneOrMore, check_hypers
+from atoll.core.kernels import on_gpu
 from atoll.core.method import Embedder
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, as_batch
 from atoll.nn import views
 from atoll.nn.init import apply_linear, kaiming, kaiming_bias
-from atoll.nn.ops import NoDerivative, as_batch, bags, matmul, on_gpu
+from atoll.nn.ops import NoDerivative, bags, matmul
 
 Tensors = tuple[Tensor, ...]
 

@@ -27,9 +27,9 @@ from torch.nn import functional
 from atoll.core.graph import Graph, Sparse, runs, sparse_matrix, sum_at
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.tree import Tree
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, as_batch
 from atoll.nn.init import apply_linear, kaiming, kaiming_bias
-from atoll.nn.ops import as_batch, matmul
+from atoll.nn.ops import matmul
 from atoll.nn.views import row_lengths, sparse_features
 
 Tensors = tuple[Tensor, ...]
