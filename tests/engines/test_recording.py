@@ -111,6 +111,7 @@ def test_large_numbers_are_finite_also_where_their_sum_is_not(bad: float) -> Non
     tape, large = Tape(make_key(0)), torch.full((2, 3, 3), 3e38)
     tape.watch({"large": large, "small": torch.zeros(2, 1).double()}, "train")
     assert tape.first_problem(tape.finite()) is None
+    large = large.clone()
     large[1, 2, 0] = bad
     tape.watch({"small": torch.zeros(2, 1), "large": large}, "train")
     check, name, row = tape.first_problem(tape.finite()) or (None, "", -1)

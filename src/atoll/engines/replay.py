@@ -101,6 +101,7 @@ class Replay(Generic[Outcome]):
     ) -> None:
         self.runs, self.rounds, self.stage_of, self.points = runs, rounds, stage_of, points
         self.lead, self.root = runs[0], runs[0].simulation.root
+        self.everyone = torch.arange(len(self.lead.simulation.federation), device=self.root.device)
         engines = [run.simulation.engine for run in runs]
         self.engines = [engine for engine in engines if isinstance(engine, Recordable)]
         assert len(self.engines) == len(runs)
@@ -228,13 +229,12 @@ class Replay(Generic[Outcome]):
     def _play(self, blank: Tape, with_train: bool, carried: Carried) -> tuple[Tape, Carried, Tree]:
         """One round of all runs, as a function: no run and no engine is changed by it."""
         engine, simulation, tapes = self.engines[0], self.lead.simulation, list[Tape]()
-        everyone = torch.arange(len(simulation.federation), device=self.root.device)
 
         def one(server: Tree, states: States, graphs: Graphs, root: Tensor, row: Tree) -> Tree:
             method = None if self.points is None else self.points.at(row)
             tapes.append(Tape(root, blank.number, blank.shown, blank.salts))
             with engine.substituted(states, graphs):
-                clients = Participants(simulation, blank.number, everyone, tape=tapes[-1])
+                clients = Participants(simulation, blank.number, self.everyone, tape=tapes[-1])
                 server, outcome = self.lead.play(server, clients, with_train, method)
                 return server, engine.program_states(), outcome
 
@@ -242,7 +242,7 @@ class Replay(Generic[Outcome]):
         played = one(*given) if len(self.runs) == 1 else vmap_trees(one, *given)
         # After `vmap` the tape's tensors are of no use; its lists hold for every run.
         tapes[-1].root = blank.root
-        tapes[-1].sums.clear()  # they are in the outcome
+        tapes[-1].watched.clear()  # the outcome has the answers
         return tapes[-1], (played[0], played[1]), played[2]
 
     def _rehearse(self, number: int, with_train: bool) -> list[Round[Outcome]]:
@@ -297,7 +297,7 @@ class Replay(Generic[Outcome]):
         assert self.carried is not None
         server, states, outcome = recorded.recording(*self.carried, recorded.salts[number])
         self.carried = server, states
-        return Round(number, tree_map(torch.clone, outcome), recorded.tape)
+        return Round(number, _copied(outcome), recorded.tape)
 
     def settle(self) -> None:
         """Give every run its server and states, for a checkpoint or to continue without this."""
@@ -355,6 +355,18 @@ class Replay(Generic[Outcome]):
         if how != self.how:
             log.info("%s", how)
         self.how = how
+
+
+def _copied(outcome: Outcome) -> Outcome:
+    """A copy, in one launch for the tensors of each type."""
+    copy: Outcome = tree_map(torch.empty_like, outcome)
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, leaf in zip(leaves(copy), leaves(outcome), strict=True):
+        for some, one in zip(kinds.setdefault(leaf.dtype, ([], [])), (target, leaf), strict=True):
+            some.append(one)
+    for targets, found in kinds.values():
+        torch._foreach_copy_(targets, found)
+    return copy
 
 
 def out_of_memory(error: BaseException | None) -> bool:
