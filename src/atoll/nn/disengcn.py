@@ -261,8 +261,8 @@ def _programs(x: Tensor, matrix: Tensors, dims: Dims) -> Iterator[tuple[slice, l
             if dim is None:
                 joined.append(_copies(part, some.stop - first, step))
             else:
-                part = part.movedim(dim, 0)[some].flatten()
-                joined.append(part - first * step if first else part)
+                flat = part.movedim(dim, 0)[some].flatten()
+                joined.append(flat - first * step if first else flat)
         yield some, joined
 
 

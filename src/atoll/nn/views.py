@@ -15,7 +15,8 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, runs, sparse_matrix, sum_at
-from atoll.nn.ops import matmul
+from atoll.core.tree import inside_transform
+from atoll.nn.ops import matmul, on_gpu
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
@@ -54,6 +55,11 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     several, stands in the place of the one that would be added, with its own weight. An edge of
     weight zero is padding, so such a self-loop counts as absent, where PyG would keep the zero.
     """
+    if on_gpu(graph.edge_weight) and not inside_transform():
+        from atoll.nn.kernels import adjacency
+
+        if graph.edges.shape[1] + graph.num_nodes <= adjacency.FEW:
+            return Sparse(*adjacency.gcn(graph.edges, graph.edge_weight, graph.num_nodes))
     return _normalised(graph, *_with_loops(graph, _own_loops(graph)))
 
 
