@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class NotRecordable(Exception):
 
 
 Function = Callable[..., tuple[Tree, ...]]
+T = TypeVar("T")
 
 
 class Recording:
@@ -100,16 +102,32 @@ class Recording:
 
         apart = tree_map(apart_from_inputs, outputs)
         back = self.inputs[: self.carried]
-        if back:
-            torch._foreach_copy_(leaves(back), leaves(apart[: self.carried]))
+        copy_over(leaves(back), leaves(apart[: self.carried]))
         return (*back, *apart[self.carried :])
 
     def __call__(self, *inputs: Tree) -> tuple[Tree, ...]:
-        pairs = zip(self.targets, leaves(inputs), strict=True)
-        new = [(target, leaf) for target, leaf in pairs if target is not leaf]
-        if new:
-            torch._foreach_copy_([target for target, _ in new], [leaf for _, leaf in new])
+        copy_over(self.targets, leaves(inputs))
         return self.replay()
+
+
+def copy_over(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Overwrite tensors with others, in one launch for all of a type."""
+    # Lists of several types would be copied one tensor at a time.
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target is not source:
+            some, others = kinds.setdefault(target.dtype, ([], []))
+            some.append(target)
+            others.append(source)
+    for some, others in kinds.values():
+        torch._foreach_copy_(some, others)
+
+
+def copied(tree: T) -> T:
+    """The tree with tensors of its own."""
+    copy = tree_map(torch.empty_like, tree)
+    copy_over(leaves(copy), leaves(tree))
+    return copy
 
 
 def new_pool(cuda: bool) -> Pool | None:

@@ -52,6 +52,11 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
     return _call(_Product, m.offsets, m.columns, m.values, m.rows, *transposed, dense, bias)
 
 
+def tall_matmul(h: Tensor, weight: Tensor) -> Tensor:
+    """The product of a dense matrix with many rows, (N, D), and one with few, (D, H)."""
+    return _call(_Tall, h, weight) if h.is_cuda else h @ weight
+
+
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
     """A function of each row of a matrix, called once for equal rows."""
     if isinstance(matrix, Distinct):
@@ -423,3 +428,40 @@ class _RowMax(Constant, _OnSegments):
             return entries.new_zeros(offsets.shape[0], entries.shape[1])
         order = _in_order(entries, offsets)
         return functional.embedding_bag(order, entries.contiguous(), offsets, mode="max")
+
+
+class _Tall(_KeepsInputs):
+    """The gradient by `weight` sums over all rows, which a GPU does in parts, or it does little.
+
+    10 x (64, 4300) by (4300, 64) take 0.1 ms, because the results are 40 tiles for 132 processors.
+    """
+
+    @staticmethod
+    def forward(h: Tensor, weight: Tensor) -> Tensor:
+        return h @ weight
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        h, weight = ctx.saved_tensors
+        by_h = grad @ weight.mT if ctx.needs_input_grad[0] else None
+        return by_h, _rows_product(h, grad) if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        pairs = zip(args, in_dims, strict=True)
+        return _call(_Tall, *(as_batch(arg, dim, info.batch_size) for arg, dim in pairs)), 0
+
+
+PART = 512  # rows that one part of a product over all rows has at least
+
+
+def _rows_product(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀ b for (..., N, D) and (..., N, H), summed in parts."""
+    rows = a.shape[-2]
+    parts = min(16, rows // PART)
+    if parts < 2:
+        return a.mT @ b
+    even = rows - rows % parts
+    split = [side[..., :even, :].unflatten(-2, (parts, -1)) for side in (a, b)]
+    total = (split[0].mT @ split[1]).sum(-3)
+    return total if even == rows else total + a[..., even:, :].mT @ b[..., even:, :]
