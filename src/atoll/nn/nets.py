@@ -291,8 +291,7 @@ def edge_mask(adjacency: Sparse) -> Tensor:
 
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
     """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij; gradients flow through D."""
-    edge = edge_mask(adjacency)
-    matrix = with_values(adjacency, edge * weight + (1 - edge))
+    matrix = with_values(adjacency, torch.where(adjacency.rows != adjacency.columns, weight, 1.0))
     scale = row_sum(adjacency, matrix.values.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
     # Scaling the nodes before and after is cheaper than scaling every entry.
     return lambda h: scale * matmul(matrix, scale * h)
