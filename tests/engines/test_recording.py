@@ -8,7 +8,14 @@ from torch import Tensor
 
 from atoll.core.random import fold, make_key
 from atoll.engines.recording import (
-    ROUND, NotRecordable, Recording, Tape, copied, copy_over, no_reads, shapes,
+    ROUND,
+    NotRecordable,
+    Recording,
+    Tape,
+    copied,
+    copy_over,
+    no_reads,
+    shapes,
 )  # fmt: skip
 
 

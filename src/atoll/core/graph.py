@@ -231,9 +231,7 @@ def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
     return none.index_add(0, places, values)
 
 
-def runs(
-    starts: Tensor, counts: Tensor, total: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def runs(starts: Tensor, counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Runs of numbers one after another; where each run begins, and the run of each number.
 
     A GPU waits for how many there are, unless `total` says it.

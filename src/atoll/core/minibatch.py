@@ -20,7 +20,6 @@ from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_no
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 
-
 MOST_RECORDED = 64  # batches of an epoch beyond which its steps are not worth a recording
 
 
@@ -262,8 +261,8 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
     # As in a stack of clients, padding stands last, in the last row and column.
     own = [entries.parts(field, last) for field in (columns, rows)]
     own.append(entries.parts(values))
-    fills = zip((t_columns, t_order, t_values), (last, entries.slots, 0), strict=True)
-    transposed = [entries.parts(field, fill) for field, fill in fills]
+    transposed = [entries.parts(t_columns, last), entries.parts(t_order, entries.slots)]
+    transposed.append(entries.parts(t_values))
     by_batch = zip(offsets, *own, t_offsets, *transposed, strict=True)
     return list(starmap(partial(Sparse, square=matrix.square), by_batch))
 

@@ -26,7 +26,15 @@ from atoll.core.tree import Tree, leaves, stack, take, tree_map, unstack, vmap_t
 from atoll.core.vmap.varied import Points
 from atoll.engines.base import Members, Recordable
 from atoll.engines.clients import Backend, Participants, client_diverged
-from atoll.engines.recording import NotRecordable, Recording, Tape, new_pool, no_reads, shapes
+from atoll.engines.recording import (
+    NotRecordable,
+    Recording,
+    Tape,
+    copied,
+    new_pool,
+    no_reads,
+    shapes,
+)
 from atoll.engines.stacking import stack_graphs
 
 log = logging.getLogger(__name__)
@@ -297,7 +305,7 @@ class Replay(Generic[Outcome]):
         assert self.carried is not None
         server, states, outcome = recorded.recording(*self.carried, recorded.salts[number])
         self.carried = server, states
-        return Round(number, _copied(outcome), recorded.tape)
+        return Round(number, copied(outcome), recorded.tape)
 
     def settle(self) -> None:
         """Give every run its server and states, for a checkpoint or to continue without this."""
@@ -355,18 +363,6 @@ class Replay(Generic[Outcome]):
         if how != self.how:
             log.info("%s", how)
         self.how = how
-
-
-def _copied(outcome: Outcome) -> Outcome:
-    """A copy, in one launch for the tensors of each type."""
-    copy: Outcome = tree_map(torch.empty_like, outcome)
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, leaf in zip(leaves(copy), leaves(outcome), strict=True):
-        for some, one in zip(kinds.setdefault(leaf.dtype, ([], [])), (target, leaf), strict=True):
-            some.append(one)
-    for targets, found in kinds.values():
-        torch._foreach_copy_(targets, found)
-    return copy
 
 
 def out_of_memory(error: BaseException | None) -> bool:

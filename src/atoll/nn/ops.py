@@ -462,6 +462,7 @@ def _rows_product(a: Tensor, b: Tensor) -> Tensor:
     if parts < 2:
         return a.mT @ b
     even = rows - rows % parts
-    split = [side[..., :even, :].unflatten(-2, (parts, -1)) for side in (a, b)]
-    total = (split[0].mT @ split[1]).sum(-3)
+    shape = (*a.shape[:-2], parts, even // parts)
+    left, right = (side[..., :even, :].reshape(*shape, side.shape[-1]) for side in (a, b))
+    total = (left.mT @ right).sum(-3)
     return total if even == rows else total + a[..., even:, :].mT @ b[..., even:, :]

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, runs, sparse_matrix, sum_at
+from atoll.core.kernels import on_gpu
 from atoll.core.tree import inside_transform
-from atoll.nn.ops import matmul, on_gpu
+from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
@@ -59,7 +60,7 @@ def gcn_adjacency(graph: Graph) -> Sparse:
         from atoll.nn.kernels import adjacency
 
         if graph.edges.shape[1] + graph.num_nodes <= adjacency.FEW:
-            return Sparse(*adjacency.gcn(graph.edges, graph.edge_weight, graph.num_nodes))
+            return adjacency.gcn(graph.edges, graph.edge_weight, graph.num_nodes)
     return _normalised(graph, *_with_loops(graph, _own_loops(graph)))
 
 

@@ -14,12 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atoll.core.graph import Sparse
+
 FEW = 4096
 """Most entries, edges and nodes together; beyond, counting costs more than sorting."""
 
 
-def gcn(edges: Tensor, weight: Tensor, nodes: int) -> tuple[Tensor, ...]:
-    """The tensors of `views.gcn_adjacency`, in the order of the fields of a `Sparse`."""
+def gcn(edges: Tensor, weight: Tensor, nodes: int) -> Sparse:
+    """`views.gcn_adjacency` of a graph with these edges."""
     count = edges.shape[1]
     entries = count + nodes
     index = torch.empty(6, entries, dtype=torch.int32, device=weight.device)
@@ -27,8 +29,9 @@ def gcn(edges: Tensor, weight: Tensor, nodes: int) -> tuple[Tensor, ...]:
     given = (edges.contiguous(), weight.contiguous(), *index, *values)
     _gcn[(triton.cdiv(entries, 4),)](*given, count, nodes, SOME=4, MANY=256, num_warps=4)
     offsets, columns, rows, t_offsets, t_columns, t_order = index
-    own = (offsets[:nodes], columns, rows, values[0])
-    return *own, t_offsets[:nodes], t_columns, t_order, values[1]
+    by_row = {"offsets": offsets[:nodes], "columns": columns, "rows": rows, "values": values[0]}
+    by_column = {"t_columns": t_columns, "t_order": t_order, "t_values": values[1]}
+    return Sparse(**by_row, t_offsets=t_offsets[:nodes], **by_column)
 
 
 @triton.jit
