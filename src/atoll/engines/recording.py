@@ -124,7 +124,7 @@ def copy_over(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def copied(tree: T) -> T:
-    """The tree with tensors of its own."""
+    """The tree with separate tensors."""
     copy = tree_map(torch.empty_like, tree)
     copy_over(leaves(copy), leaves(tree))
     return copy
