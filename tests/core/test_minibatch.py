@@ -16,11 +16,12 @@ from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
 from atoll.core.graph import Distinct, Graph, Matrix, with_views
 from atoll.core.losses import cross_entropy
-from atoll.core.minibatch import minibatches, whole_graphs, with_batching
+from atoll.core.minibatch import minibatches, padded, whole_graphs, with_batching
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree, leaves
 from atoll.engines.base import ENGINES
+from atoll.engines.recording import no_reads
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedAvg
 from atoll.nn.gin import GraphGIN
@@ -217,3 +218,31 @@ def test_what_is_held_out_are_validation_and_test_graphs():
     whole = {int(i): row for i, row in zip(graph.ids, NET(params, graph), strict=True)}
     for root in root_ids(rest):
         torch.testing.assert_close(ours[root], whole[root])
+
+
+@pytest.mark.parametrize("pool", ["sum", "max"])
+def test_padded_batches_train_alike_and_wait_for_no_number(pool):
+    net = replace(NET, pool=pool)
+    graph = with_batching(with_views(replace(client(), views={}), net.views), Graphs(3))
+    roomy = padded(graph)
+    assert len(roomy.batching.room) == 3  # nodes, and entries of two sparse views
+    with no_reads(torch.device("cpu")):
+        batches = [batch for batch, _ in minibatches(roomy, make_key(9))]
+    shapes = {tuple(leaf.shape for leaf in leaves(batch.views)) for batch in batches}
+    assert len(batches) == 2
+    assert len(shapes) == 1  # the last batch has fewer graphs
+
+    def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+        return cross_entropy(net(params, graph, key), graph)
+
+    both = [
+        fit(loss, net.init(make_key(4)), Adam(), None, 3, make_key(9), one)
+        for one in (roomy, graph)
+    ]
+    for ours, plain in zip(*map(leaves, both), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_views_that_have_no_room_stay_as_they_are():
+    for graph in (client(kinds=True), with_views(client(), {"training": training_nodes})):
+        assert padded(with_batching(graph, Graphs(3))).batching == Graphs(3)

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from atoll.core.random import fold, make_key
-from atoll.engines.recording import ROUND, NotRecordable, Recording, Tape, no_reads, shapes
+from atoll.engines.recording import (
+    ROUND,
+    NotRecordable,
+    Recording,
+    Tape,
+    copied,
+    copy_over,
+    no_reads,
+    shapes,
+)  # fmt: skip
 
 
 def test_a_replay_takes_new_inputs() -> None:
@@ -32,6 +41,15 @@ def test_the_inputs_that_were_recorded_are_left_alone() -> None:
     (a,) = recording(start)
     recording(a)
     assert start.item() == 3
+
+
+def test_copies_of_tensors_of_several_types() -> None:
+    tree = {"a": torch.ones(2), "n": torch.tensor(3), "b": torch.ones(3, 2).T, "none": None}
+    copy = copied(tree)
+    copy_over([tree["a"], tree["n"]], [torch.zeros(2), torch.tensor(4)])
+    assert (tree["a"].tolist(), tree["n"].item()) == ([0, 0], 4)
+    assert (copy["a"].tolist(), copy["n"].item(), copy["none"]) == ([1, 1], 3, None)
+    assert torch.equal(copy["b"], tree["b"])
 
 
 def test_shapes_tell_trees_apart() -> None:
@@ -111,6 +129,7 @@ def test_large_numbers_are_finite_also_where_their_sum_is_not(bad: float) -> Non
     tape, large = Tape(make_key(0)), torch.full((2, 3, 3), 3e38)
     tape.watch({"large": large, "small": torch.zeros(2, 1).double()}, "train")
     assert tape.first_problem(tape.finite()) is None
+    large = large.clone()
     large[1, 2, 0] = bad
     tape.watch({"small": torch.zeros(2, 1), "large": large}, "train")
     check, name, row = tape.first_problem(tape.finite()) or (None, "", -1)

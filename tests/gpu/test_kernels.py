@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from atoll.core.graph import moved
+from atoll.core.losses import cross_entropy, with_loss
 from atoll.core.optim import Adam
 from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
+from atoll.core.task import NODES
 from atoll.core.tree import leaves, tree_map
 from atoll.core.vmap.varied import points
 from atoll.engines.prepare import prepared
@@ -150,6 +153,50 @@ def test_runs_with_their_own_betas() -> None:
         return leaves(torch.func.vmap(one)(numbers, normal(make_key(2, device), (2, 5, 7))))
 
     for cpu, gpu in zip(*both(train), strict=True):
+        torch.testing.assert_close(cpu, gpu)
+
+
+@pytest.mark.parametrize("weights", [None, "1,2,0"])
+def test_loss_and_scores(weights: str | None) -> None:
+    """Of clients side by side, with the gradient by the logits."""
+    federation = small_federation()
+    graphs = [with_loss(graph, 3, weights, None) for graph in federation.graphs]
+    stacked = stack_graphs(graphs)
+    draw = torch.Generator().manual_seed(1)
+    logits = torch.randn(*stacked.y.shape, 3, generator=draw)
+
+    def found(device: str) -> list[torch.Tensor]:
+        there, x = moved(stacked, device), logits.to(device)
+
+        def loss(x):
+            return torch.func.vmap(cross_entropy)(x, there).sum()
+
+        counted = torch.func.vmap(NODES.score)(x, there)
+        each = torch.func.vmap(cross_entropy)(x, there)
+        return [each, torch.func.grad(loss)(x), *leaves(counted)]
+
+    for cpu, gpu in zip(*both(found), strict=True):
+        torch.testing.assert_close(cpu, gpu)
+
+
+def test_rectifier_and_dropout() -> None:
+    """The noise has the CPU's bits, and so has the gradient."""
+    h = torch.randn(4, 40, 7, generator=torch.Generator().manual_seed(2))
+
+    def drop(device: str) -> list[torch.Tensor]:
+        rows = torch.arange(50, 90, dtype=torch.int32, device=device)
+        keys = fold(make_key(3, device), torch.arange(4, device=device))
+
+        def one(x, key):
+            return dropout(x, key, rows, 0.3, "layer", 1, after=torch.relu)
+
+        def total(x):
+            return (torch.func.vmap(one)(x, keys) * torch.sin(x)).sum()
+
+        there = h.to(device)
+        return [torch.func.vmap(one)(there, keys), torch.func.grad(total)(there)]
+
+    for cpu, gpu in zip(*both(drop), strict=True):
         torch.testing.assert_close(cpu, gpu)
 
 

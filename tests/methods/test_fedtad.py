@@ -192,11 +192,12 @@ def test_distillation_brings_the_model_closer_to_its_teachers():
 
     def gap(student):
         graph = pseudo_graph(lesson, generator)
-        taught = lesson.answers(lesson.teachers, graph, None, many=True)
+        taught = lesson.answers(lesson.teachers, graph, many=True)
         said = method.predict(graph, student, None)
         return float(divergence(said, taught, lesson.weight, method.discrepancy))
 
-    corrected, _ = lesson.teach(generator, student, moments, make_key(4))
+    key = make_key(4)
+    corrected, _ = lesson.teach(generator, student, moments, lesson.noise(key), key)
     assert gap(corrected) < gap(student)
 
 
@@ -208,7 +209,7 @@ def test_the_generator_learns_nodes_that_the_teachers_recognise():
     generator = method.generator.init(make_key(9))
     trained, _ = lesson.make_harder(
         generator, Adam(lr=method.generator_lr).init(generator), model,
-        make_key(4),
+        lesson.noise(make_key(4)), make_key(4),
     )  # fmt: skip
 
     def hits(generator):

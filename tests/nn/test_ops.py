@@ -364,3 +364,20 @@ def test_a_matrix_made_under_vmap_is_the_one_made_in_a_loop(levels: int, shared:
         alone = grad(lambda *args: _chosen(*args).sin().sum(), argnums=(1, 2))(*one)
         for ours, expected in zip(slopes, alone, strict=True):
             torch.testing.assert_close(ours[place], expected)
+
+
+@pytest.mark.parametrize("rows", [7, 12, 13])
+def test_a_product_of_many_rows_in_parts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "PART", 3)  # a GPU takes larger parts
+    clients, h, weight = 2, torch.randn(2, rows, 4), torch.randn(2, 4, 5)
+    by = torch.randn(clients, rows, 5)
+
+    def slopes(product: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        value = lambda h, w, by: (vmap(product)(h, w) * by).sum()  # noqa: E731
+        return [*grad(value, argnums=(0, 1))(h, weight, by), vmap(product)(h, weight)]
+
+    ours = slopes(lambda h, w: ops._call(ops._Tall, h, w))
+    for found, wanted in zip(ours, slopes(torch.matmul), strict=True):
+        torch.testing.assert_close(found, wanted)
+    shared = vmap(lambda h: ops._call(ops._Tall, h, weight[0]))(h)
+    torch.testing.assert_close(shared, h @ weight[0])

@@ -20,9 +20,14 @@ class Whole:
 
 @dataclass(frozen=True)
 class Graphs:
-    """A step sees `size` of a client's small training graphs, each one uncut."""
+    """A step sees `size` of a client's small training graphs, each one uncut.
+
+    With `room`, the most nodes and the most entries of each sparse view that a batch can have, all
+    batches are padded to that: on a GPU, steps of one shape can be recorded.
+    """
 
     size: int
+    room: tuple[int, ...] = ()
     cuts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

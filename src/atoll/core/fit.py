@@ -130,7 +130,7 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
 
 def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """Every client's gradient, by plain autograd on the stacks behind `vmap`."""
-    # No client's loss depends on another client's parameters, so the gradient of the losses' sum
+    # No client's loss depends on another client's parameters, so the gradient of all losses
     # contains each client's. `torch.func.grad` would wrap every operation in a second interpreter.
     with torch.enable_grad():
         given, spec = flatten(params)
@@ -141,7 +141,9 @@ def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor)
         tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
         value, _ = batch.lower(loss(unflatten(tracked, spec), key))
         with batch.paused():
-            total = value.sum()
-            found = torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True)
+            ones = torch.ones_like(value)
+            found = torch.autograd.grad(
+                value, flat, ones, allow_unused=True, materialize_grads=True
+            )
     lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]
     return unflatten(lifted, spec)

@@ -231,10 +231,14 @@ def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
     return none.index_add(0, places, values)
 
 
-def runs(starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs of numbers one after another; where each run begins, and the run of each number."""
+def runs(starts: Tensor, counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs of numbers one after another; where each run begins, and the run of each number.
+
+    A GPU waits for how many there are, unless `total` says it.
+    """
     before = counts.cumsum(0) - counts
-    run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    numbers = torch.arange(len(counts), device=counts.device)
+    run = numbers.repeat_interleave(counts, output_size=total)
     number = torch.arange(len(run), device=counts.device)
     return number + pick(starts - before, run), before, run
 

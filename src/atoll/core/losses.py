@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from atoll.core.errors import ConfigError
+from atoll.core.kernels import on_gpu
 from atoll.core.tree import Tree, leaves
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, batched, call
 
 if TYPE_CHECKING:
     from atoll.core.graph import Graph
@@ -28,6 +31,11 @@ def unit(z: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
     """Mean cross entropy over the training nodes, with the graph's class weights and focal loss."""
+    if on_gpu(logits) and not graph.focal:
+        weighs = graph.class_weights
+        weights = graph.train if weighs is None else graph.train * weighs.gather(0, graph.y)
+        loss: Tensor = call(_CrossEntropy, logits, graph.y, weights, weighs is not None)[0]
+        return loss
     below, log_total = below_top(logits)
     losses = log_total - below.gather(-1, graph.y.unsqueeze(-1)).squeeze(-1)
     if graph.focal:  # a node that is predicted well counts little
@@ -38,6 +46,57 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
     weights = graph.train * graph.class_weights.gather(0, graph.y)
     total = weights.sum()
     return (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+class _CrossEntropy(Function):
+    """The mean loss by weight, (...,), of logits (..., N, C), and its slope by the logits."""
+
+    @staticmethod
+    def forward(
+        logits: Tensor, y: Tensor, weights: Tensor, weighted: bool
+    ) -> tuple[Tensor, Tensor]:
+        from atoll.core.kernels import classes
+
+        front = logits.shape[:-2]
+        labels, each = (part.reshape(-1, y.shape[-1]).contiguous() for part in (y, weights))
+        flat = logits.reshape(-1, *logits.shape[-2:]).contiguous()
+        loss, slope = classes.cross_entropy(flat, labels, each, weighted)
+        return loss.reshape(front), slope.reshape(logits.shape)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: object, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:
+        return call(_Along, *ctx.saved_tensors, grad), None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Vmap, dims: Dims, *args: Tensor | bool
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return call(_CrossEntropy, *batched(info, dims, *args)), (0, 0)
+
+
+class _Along(Function):
+    """A slope, (..., N, C), times a number for each (...,): linear, and differentiable in that."""
+
+    @staticmethod
+    def forward(slope: Tensor, grad: Tensor) -> Tensor:
+        return slope * grad[..., None, None]
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: object, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        raise RuntimeError("second derivatives of the cross entropy are not available on a GPU")
+
+    @staticmethod
+    def vmap(info: Vmap, dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+        return call(_Along, *batched(info, dims, *args)), 0
 
 
 FOCAL = 2.0  # the usual exponent of a focal loss

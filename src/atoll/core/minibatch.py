@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.core.batching import WHOLE, Batching, Whole
+from atoll.core.batching import WHOLE, Batching, Graphs, Whole
 from atoll.core.errors import ConfigError
 from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_nodes, pick, runs
 from atoll.core.random import fold
 from atoll.core.tree import Tree
+
+MOST_RECORDED = 64  # batches of an epoch beyond which its steps are not worth a recording
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
@@ -30,7 +32,7 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
     training = training_graphs(graph) if graph.training is None else graph.training
     # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
     draw = fold(fold(key, "order"), training.at_roots(training.ids))
-    batches = _batches(training, torch.argsort(draw, stable=True), graph.batching.size)
+    batches = _batches(training, torch.argsort(draw, stable=True), graph.batching)
     for number, batch in enumerate(batches):
         yield batch, key if len(batches) == 1 else fold(key, "batch", number)
 
@@ -43,7 +45,30 @@ def with_batching(graph: Graph, batching: Batching) -> Graph:
     graph = replace(graph, batching=batching)
     assert graph.roots is not None
     held_out = whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
-    return replace(graph, held_out=held_out, training=training_graphs(graph))
+    graph = replace(graph, held_out=held_out, training=training_graphs(graph))
+    return padded(graph) if graph.y.is_cuda else graph
+
+
+def padded(graph: Graph) -> Graph:
+    """The graph with room for its batches, if it has only views that can be padded."""
+    training, batching = graph.training, graph.batching
+    assert training is not None
+    assert isinstance(batching, Graphs)
+    views = training.views.values()
+    if not all(v.square if isinstance(v, Sparse) else _by_node(v) for v in views):
+        return graph
+    if batching.size * MOST_RECORDED < len(training.at_roots(training.ids)):
+        return graph
+    counts, starts = _small_graphs(training)
+    sparse = [_entry_counts(v, starts, counts)[1] for v in views if isinstance(v, Sparse)]
+    largest = [torch.sort(c, descending=True).values[: batching.size] for c in (counts, *sparse)]
+    nodes, *entries = [int(some.sum()) for some in largest]
+    # One node more than there can be, for the entries of the padding.
+    return replace(graph, batching=replace(batching, room=(nodes + 1, *entries)))
+
+
+def _by_node(view: Matrix) -> bool:
+    return isinstance(view, Tensor) and not lists_nodes(view)
 
 
 def is_cut(graph: Graph, batching: Batching) -> bool:
@@ -108,39 +133,76 @@ class _Moved(NamedTuple):
     old: Tensor  # the number of each before
     graph: Tensor  # the place of its small graph in the order
     by: Tensor  # to be added to the old numbers of each small graph, (G,) int32
-    bounds: list[int]  # the first of each batch, and the end
+    bounds: Tensor  # the first of each batch, and the end
+    room: int | None  # to which each batch is padded, if it is
 
     def number(self, old: Tensor, graph: Tensor) -> Tensor:
         """New numbers for old ones, in the small graphs at the given places."""
         return old.to(torch.int32) + pick(self.by, graph)
 
-    def parts(self, items: Tensor) -> list[Tensor]:
-        """What each batch has of them."""
-        return [items[begin:end] for begin, end in pairwise(self.bounds)]
+    def parts(self, items: Tensor, fill: int | Tensor = 0) -> Sequence[Tensor]:
+        """What each batch has of them, and `fill` (of each batch) in the rest of its room."""
+        if self.room is None:
+            return [items[begin:end] for begin, end in pairwise(self.bounds.tolist())]
+        place = self.bounds[:-1, None] + self.slots
+        found = items[place.clamp(max=len(items) - 1)]
+        there = place < self.bounds[1:, None]
+        fill = fill.to(items.dtype) if isinstance(fill, Tensor) else fill
+        return torch.where(there.view(*there.shape, *[1] * (items.dim() - 1)), found, fill).unbind()
+
+    @property
+    def slots(self) -> Tensor:
+        """The places in a batch's room."""
+        return torch.arange(self.room or 0, device=self.old.device)
+
+    @property
+    def used(self) -> Tensor:
+        """How many there are in each batch, (B, 1)."""
+        return self.bounds.diff().unsqueeze(1).to(torch.int32)
 
 
-def _moved(starts: Tensor, counts: Tensor, order: Tensor, size: int) -> _Moved:
+def _moved(
+    starts: Tensor, counts: Tensor, order: Tensor, size: int, total: int, room: int | None
+) -> _Moved:
     """Small graphs with runs of so many items each -> these items in the given order of graphs."""
     starts, counts = pick(starts, order), pick(counts, order)
-    old, before, graph = runs(starts, counts)
+    old, before, graph = runs(starts, counts, total)
     first = before[::size]
     by = before - first.repeat_interleave(size)[: len(order)] - starts
-    return _Moved(old, graph, by.to(torch.int32), [*first.tolist(), len(old)])
+    bounds = torch.cat([first, first.new_full((1,), total)])
+    return _Moved(old, graph, by.to(torch.int32), bounds, room)
 
 
-def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
+def _small_graphs(graph: Graph) -> tuple[Tensor, Tensor]:
+    """The nodes of each small graph, which stand one after another, and the first, (G,) each."""
+    assert graph.root is not None
+    assert graph.roots is not None
+    numbers = torch.arange(len(graph.roots), device=graph.root.device)
+    place = torch.zeros_like(graph.root).index_copy(0, graph.roots, numbers)
+    owner = pick(place, graph.root)
+    counts = torch.zeros_like(numbers).index_add(0, owner, torch.ones_like(owner))
+    return counts, counts.cumsum(0) - counts
+
+
+def _entry_counts(matrix: Sparse, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The first entry of each small graph in a matrix, and how many it has, (G,) each."""
+    last = matrix.offsets.new_full((1,), len(matrix.values))
+    ends = torch.cat([matrix.offsets, last]).long()
+    return ends[starts], ends[starts + counts] - ends[starts]
+
+
+def _batches(graph: Graph, order: Tensor, batching: Graphs) -> list[Graph]:
     """Small graphs in an order, `size` at a time, of a graph where they stand one after another."""
     # All of them are moved at once; then a batch is a slice of everything.
     assert graph.root is not None
     assert graph.roots is not None
-    counts = torch.unique_consecutive(graph.root, return_counts=True)[1]
-    starts = counts.cumsum(0) - counts
-    nodes = _moved(starts, counts, order, size)
+    size, room = batching.size, iter(batching.room)
+    counts, starts = _small_graphs(graph)
+    nodes = _moved(starts, counts, order, size, graph.num_nodes, next(room, None))
 
     def sparse(matrix: Sparse) -> list[Sparse]:
-        ends = torch.cat([matrix.offsets, matrix.offsets.new_tensor([len(matrix.values)])]).long()
-        first = ends[starts]
-        entries = _moved(first, ends[starts + counts] - first, order, size)
+        runs_of = _entry_counts(matrix, starts, counts)
+        entries = _moved(*runs_of, order, size, len(matrix.values), next(room, None))
         return _move_sparse(matrix, nodes, entries, size)
 
     def view(matrix: Matrix) -> Sequence[Matrix]:
@@ -152,12 +214,13 @@ def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
             return nodes.parts(pick(matrix, nodes.old))
         place = torch.empty_like(nodes.old)
         place[nodes.old] = torch.arange(len(place), device=place.device)
-        listed, spans = place[matrix], pairwise(nodes.bounds)
+        listed, spans = place[matrix], pairwise(nodes.bounds.tolist())
         return [listed[(listed >= begin) & (listed < end)] - begin for begin, end in spans]
 
     by_node: Any = {n: nodes.parts(part) for n, part in of_nodes(graph, nodes.old).items()}
     views = {name: view(matrix) for name, matrix in graph.views.items()}
-    root = nodes.parts(nodes.number(pick(graph.root, nodes.old), nodes.graph).long())
+    numbers = nodes.number(pick(graph.root, nodes.old), nodes.graph).long()
+    root = nodes.parts(numbers, (nodes.room or 0) - 1)
     roots = torch.split(pick(graph.roots, order) + nodes.by, size)
     return [
         replace(
@@ -168,7 +231,7 @@ def _batches(graph: Graph, order: Tensor, size: int) -> list[Graph]:
             root=root[number],
             roots=roots[number],
         )
-        for number in range(len(nodes.bounds) - 1)
+        for number in range(len(roots))
     ]
 
 
@@ -183,19 +246,23 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
         t_order = entries.number(pick(matrix.t_order, old), graph)
         t_values = pick(matrix.t_values, old)
         starts = entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph)
-        t_offsets: Sequence[Tensor] = nodes.parts(starts)
+        t_offsets: Sequence[Tensor] = nodes.parts(starts, entries.used)
     else:
         # Each batch has a transpose of its own: its entries by column, all batches in one sort.
         batch, width = graph // size, matrix.shape[1]
         place = batch * width + columns
         order = torch.argsort(place, stable=True)
         t_columns, t_values = pick(rows, order), pick(values, order)
-        t_order = (order - pick(order.new_tensor(entries.bounds), batch)).to(torch.int32)
+        t_order = (order - pick(entries.bounds, batch)).to(torch.int32)
         counts = torch.bincount(place, minlength=(len(entries.bounds) - 1) * width).view(-1, width)
         t_offsets = (counts.cumsum(1) - counts).to(torch.int32).unbind()
-    offsets = nodes.parts(entries.number(pick(matrix.offsets, nodes.old), nodes.graph))
-    own = [entries.parts(field) for field in (columns, rows, values)]
-    transposed = [entries.parts(field) for field in (t_columns, t_order, t_values)]
+    starts = entries.number(pick(matrix.offsets, nodes.old), nodes.graph)
+    offsets, last = nodes.parts(starts, entries.used), (nodes.room or 0) - 1
+    # As in a stack of clients, padding stands last, in the last row and column.
+    own = [entries.parts(field, last) for field in (columns, rows)]
+    own.append(entries.parts(values))
+    transposed = [entries.parts(t_columns, last), entries.parts(t_order, entries.slots)]
+    transposed.append(entries.parts(t_values))
     by_batch = zip(offsets, *own, t_offsets, *transposed, strict=True)
     return list(starmap(partial(Sparse, square=matrix.square), by_batch))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
+from atoll.core.kernels import on_gpu
 from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
 from atoll.core.vmap import kernels
 from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
@@ -146,6 +147,12 @@ def _adam(
     count = len(flat) // 4
     lists = [flat[i * count : (i + 1) * count] for i in range(4)]
     params, _, mean, square = lists
+    if on_gpu(params[0]) and numbers is None:
+        from atoll.core.kernels import leaves as leaf_kernels
+
+        plain = tuple(float(getattr(settings, field.name)) for field in fields(settings))
+        counted, new = leaf_kernels.adam(plain, steps, lists)
+        return (counted, *(leaf for part in new for leaf in part))
     if steps.is_cuda:
         found = zip(*kernels.adam(settings, numbers, steps + 1, lists), strict=True)
         return (steps + 1, *(leaf for part in found for leaf in part))

@@ -10,15 +10,26 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
+from atoll.core.kernels import on_gpu
 from atoll.core.tree import inside_transform
 from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import Constant, Dims, Vmap, call, current_batch
+from atoll.core.vmap.stacks import (
+    Constant,
+    Context,
+    Dims,
+    Gradients,
+    Vmap,
+    batched,
+    call,
+    current_batch,
+)  # fmt: skip
 from atoll.core.vmap.varied import Varied
 
 T = TypeVar("T")
@@ -75,8 +86,6 @@ def salted(key: Tensor, salt: Number) -> Tensor:
 
 def _hashed(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
     """`salted`, or `fold` with a tensor as its part, on a GPU."""
-    if not isinstance(salt, Tensor):  # filled in on the device: a copy would wait for it
-        salt = torch.full((), salt, dtype=torch.int64, device=key.device)
     hashed: Tensor = call(_Hashed, key, salt, *part)
     return hashed
 
@@ -114,9 +123,17 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
 
 
 def dropout(
-    h: Tensor, key: Tensor | None, rows: Tensor, rate: float | Varied, *purpose: int | str
+    h: Tensor,
+    key: Tensor | None,
+    rows: Tensor,
+    rate: float | Varied,
+    *purpose: int | str,
+    after: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Zero entries of h, (N, D), with probability `rate` and rescale; no key drops nothing."""
+    """Zero entries of h, (N, D), with probability `rate` and rescale; no key drops nothing.
+
+    `after` is an activation, applied first.
+    """
     # The noise belongs to the nodes whose ids are `rows`, (N,), and to `fold(key, *purpose)`.
     # `dropped` is of 2^16; a tensor where runs have different rates.
     if isinstance(rate, Varied):
@@ -124,8 +141,13 @@ def dropout(
     else:
         dropped = round(rate * 2**16)
     if key is None or (isinstance(dropped, int) and dropped == 0):
-        return h
-    given = (key, rows, dropped, salt(*purpose) if purpose else None, h.shape[-1], h.dtype)
+        return h if after is None else after(h)
+    own = salt(*purpose) if purpose else None
+    if on_gpu(h) and isinstance(dropped, int) and after in (None, torch.relu):
+        found: Tensor = call(_Dropped, h, key, rows, own, dropped, after is not None)
+        return found
+    h = h if after is None else after(h)
+    given = (key, rows, dropped, own, h.shape[-1], h.dtype)
     mask: Tensor = call(_Keep, *given) if inside_transform() else _Keep.forward(*given)
     return h * mask
 
@@ -181,18 +203,27 @@ class _Hashed(Constant):
     """`kernels.mixed`, or with a part `kernels.folded`; under `vmap` the arguments broadcast."""
 
     @staticmethod
-    def forward(key: Tensor, salt: Tensor, *part: Tensor) -> Tensor:
+    def forward(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
         return kernels.folded(key, salt, *part) if part else kernels.mixed(key, salt)
 
     @staticmethod
-    def vmap(info: Vmap, in_dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Vmap, in_dims: Dims, *args: Number) -> tuple[Tensor, int]:
         # Batch axes in front, and as many axes of one behind them as broadcasting needs.
-        inner = [arg.dim() - (dim is not None) for arg, dim in zip(args, in_dims, strict=True)]
+        first = _batch_first(in_dims, *args)
+        axes = [
+            -1 if isinstance(arg, int) else arg.dim() - (dim is not None)
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
         wide = [
-            arg.reshape(arg.shape[0], *[1] * (max(inner) - count), *arg.shape[1:])
-            for arg, count in zip(_batch_first(in_dims, *args), inner, strict=True)
+            arg if isinstance(arg, int) else _with_axes(arg, max(axes) - count)
+            for arg, count in zip(first, axes, strict=True)
         ]
         return call(_Hashed, *wide), 0
+
+
+def _with_axes(leaf: Tensor, count: int) -> Tensor:
+    """So many axes of one behind the first."""
+    return leaf.reshape(leaf.shape[0], *[1] * count, *leaf.shape[1:])
 
 
 class _Bits(Constant):
@@ -233,6 +264,65 @@ class _Keep(Constant):
     @staticmethod
     def vmap(info: Vmap, in_dims: Dims, *args: object) -> tuple[Tensor, int]:
         return call(_Keep, *_batch_first(in_dims[:3], *args[:3]), *args[3:]), 0
+
+
+class _Dropped(Function):
+    """Dropout, behind a rectifier if asked for, in one kernel on a GPU."""
+
+    @staticmethod
+    def forward(
+        h: Tensor, key: Tensor, rows: Tensor, salt: int | None, dropped: int, relu: bool
+    ) -> Tensor:
+        from atoll.core.kernels import noise
+
+        front = max(h.shape[:-2], key.shape, rows.shape[:-1], key=len)
+        flat = h.expand(*front, *h.shape[-2:]).reshape(-1, *h.shape[-2:]).contiguous()
+        keys = key.expand(front).reshape(-1).contiguous()
+        ids = rows.to(torch.int32).expand(*front, rows.shape[-1]).reshape(-1, rows.shape[-1])
+        found = noise.dropped(flat, keys, ids.contiguous(), salt, dropped, relu)
+        return found.reshape(*front, *h.shape[-2:])
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, key, rows, *rest = inputs
+        ctx.save_for_backward(key, rows, output if rest[-1] else None)
+        ctx.rest = rest
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        key, rows, output = ctx.saved_tensors
+        salt, dropped, relu = ctx.rest
+        nothing = (None,) * 5
+        if relu:
+            return call(_PassedBack, grad, output, dropped), *nothing
+        return call(_Dropped, grad, key, rows, salt, dropped, False), *nothing
+
+    @staticmethod
+    def vmap(info: Vmap, dims: Dims, *args: Any) -> tuple[Tensor, int]:
+        return call(_Dropped, *batched(info, dims, *args)), 0
+
+
+class _PassedBack(Function):
+    """The gradient behind rectifier and dropout; linear in its first argument."""
+
+    @staticmethod
+    def forward(grad: Tensor, output: Tensor, dropped: int) -> Tensor:
+        from atoll.core.kernels import noise
+
+        return noise.passed_back(grad.contiguous(), output.contiguous(), dropped)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.rest = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        return call(_PassedBack, grad, *ctx.saved_tensors, *ctx.rest), None, None
+
+    @staticmethod
+    def vmap(info: Vmap, dims: Dims, *args: Any) -> tuple[Tensor, int]:
+        return call(_PassedBack, *batched(info, dims, *args)), 0
 
 
 def _scaled(kept: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor:

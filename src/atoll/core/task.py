@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.core.errors import check_name
+from atoll.core.kernels import on_gpu
 from atoll.core.losses import below_top, cross_entropy
 from atoll.core.score_bins import binned, log_odds
 from atoll.core.tree import record
+from atoll.core.vmap.stacks import Constant, Dims, Vmap, batched, call
 
 if TYPE_CHECKING:
     from atoll.core.graph import Graph
@@ -84,14 +86,17 @@ class Classification(Task):
         self, outputs: Tensor, graph: Graph, *, with_auc: bool = False, with_bins: bool = False
     ) -> Scores:
         logits = graph.at_roots(outputs)
-        classes = logits.shape[-1]
-        masks = torch.stack([graph.at_roots(m) for m in (graph.train, graph.val, graph.test)])
+        by_role = [graph.at_roots(mask) for mask in (graph.train, graph.val, graph.test)]
+        if on_gpu(logits) and not (with_auc or with_bins):
+            counts, loss = call(_Counted, logits, self.targets(graph), *by_role)
+            return Scores(counts, loss, torch.full_like(loss, -1.0))
+        masks, classes = torch.stack(by_role), logits.shape[-1]
         numbers = torch.arange(classes, device=logits.device)
         truth = (self.targets(graph).unsqueeze(-1) == numbers).to(logits.dtype)
         guess = (logits.argmax(-1, keepdim=True) == numbers).to(logits.dtype)
         # One product for all roles: a CPU takes far longer for three of a few columns.
-        by_role = (masks.T.unsqueeze(-1) * truth.unsqueeze(1)).flatten(1)
-        confusion = (guess.T @ by_role).reshape(classes, len(ROLES), classes).permute(1, 2, 0)
+        true_by_role = (masks.T.unsqueeze(-1) * truth.unsqueeze(1)).flatten(1)
+        confusion = (guess.T @ true_by_role).reshape(classes, len(ROLES), classes).permute(1, 2, 0)
         below, log_total = below_top(logits)
         losses = log_total - (below * truth).sum(-1)
         loss = (masks * losses).sum(-1) / masks.sum(-1).clamp(min=1)
@@ -101,6 +106,26 @@ class Classification(Task):
             auc = torch.stack([macro_auc(log_p, truth, mask) for mask in masks])
         bins = binned(log_odds(logits, 1), truth[:, 1], masks) if with_bins else None
         return Scores(confusion, loss, auc, bins)
+
+
+class _Counted(Constant):
+    """Confusion counts, (..., 3, C, C), and mean losses, (..., 3), of logits (..., N, C)."""
+
+    @staticmethod
+    def forward(logits: Tensor, y: Tensor, *masks: Tensor) -> tuple[Tensor, Tensor]:
+        from atoll.core.kernels import classes
+
+        front = logits.shape[:-2]
+        labels, *rows = (part.reshape(-1, y.shape[-1]).contiguous() for part in (y, *masks))
+        flat = logits.reshape(-1, *logits.shape[-2:]).contiguous()
+        counts, loss = classes.scores(flat, labels, tuple(rows))
+        return counts.reshape(*front, *counts.shape[1:]), loss.reshape(*front, *loss.shape[1:])
+
+    @staticmethod
+    def vmap(
+        info: Vmap, dims: Dims, *args: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return call(_Counted, *batched(info, dims, *args)), (0, 0)
 
 
 class NodeClassification(Classification):

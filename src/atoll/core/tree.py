@@ -161,7 +161,10 @@ def all_finite(tree: Tree) -> bool:
     floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         return True
-    total = torch.stack([leaf.sum().to(torch.float64) for leaf in floats]).sum()
+    if floats[0].is_cuda:  # in one launch for all leaves of a type
+        total = torch.stack(torch._foreach_norm(floats, 1)).sum(dtype=torch.float64)
+    else:
+        total = torch.stack([leaf.sum().to(torch.float64) for leaf in floats]).sum()
     return bool(torch.isfinite(total)) or all(bool(torch.isfinite(leaf).all()) for leaf in floats)
 
 

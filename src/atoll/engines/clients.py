@@ -81,7 +81,8 @@ class Participants:
         else:
             # All clients take part in a recorded round without a draw.
             who = self.positions.tolist() if self.tape is None else range(self.total)
-            keys = fold(base, sim.numbers[self.positions])
+            numbers = sim.numbers if self.tape is not None else sim.numbers[self.positions]
+            keys = fold(base, numbers)
             reply = engine.run(step, who, message, keys, self.number)
         down, up = message.bytes_for_one(self.total), num_bytes(reply) // len(self)
         if self.tape is not None:

@@ -64,8 +64,9 @@ class Fused:
         programs = self.programs(positions)
 
         def one(members: Members) -> tuple[Tree, Tree]:
-            rows = self._index(tuple(where[p] for p in members))
-            return self._run_bucket(step, members, message, keys[rows], round)
+            rows = tuple(where[p] for p in members)
+            own = keys if rows == tuple(range(len(keys))) else keys[self._index(rows)]
+            return self._run_bucket(step, members, message, own, round)
 
         done = self._in_parallel(one, programs)
         if not step.keeps_state:

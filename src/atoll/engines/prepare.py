@@ -17,6 +17,7 @@ from atoll.core.graph import Graph, Matrix, Sparse, View, cast, moved, with_view
 from atoll.core.minibatch import with_batching
 from atoll.core.stages import staged
 from atoll.core.tree import num_bytes
+from atoll.nn.views import is_sparse
 
 READY_BYTES = 2 << 30  # most bytes of graphs that stay prepared while no run trains on them
 
@@ -101,9 +102,8 @@ DENSE_NODES = 640  # most nodes of a client whose adjacency is multiplied with i
 def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple[Graph, ...]:
     """Feature views, and adjacencies of small clients, with all their zeros, where memory allows.
 
-    A frequent word is a very long row of the transpose, which one thread block of a GPU walks alone
-    (Coauthor CS, 10 clients, FedAvg on an H200: 0.41 s a round with sparse features, 0.04 dense).
-    So is a node of many neighbours: 40 us on Cora in ten clients where the dense product takes 8.
+    Those with few entries stay sparse as well, because narrow products with them are then faster
+    (`nn.ops.matmul`); wide ones read the zeros.
     """
     views = [view for graph in graphs for view in graph.views.values()]
     sparse = [view for view in views if not isinstance(view, Tensor)]
@@ -111,15 +111,25 @@ def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple
     for view in sparse:
         sizes[isinstance(view, Sparse) and view.square] += math.prod(view.shape)
     most = DENSE_BYTES // (runs_per_device * graphs[0].real.element_size())
+    found: dict[str, list[Sparse]] = {}
+    for graph in graphs:
+        for name, part in graph.views.items():
+            if isinstance(part, Sparse):
+                found.setdefault(name, []).append(part)
+    few = {name for name, parts in found.items() if is_sparse(parts)}
     small = max(graph.num_nodes for graph in graphs) <= DENSE_NODES and sizes[True] <= most
 
-    def dense(view: Matrix) -> Matrix:
+    def dense(name: str, view: Matrix) -> Matrix:
         if isinstance(view, Sparse) and view.square:
             return replace(view, dense=view.to_dense()) if small else view
-        return view if isinstance(view, Tensor) or sizes[False] > most else view.to_dense()
+        if isinstance(view, Tensor) or sizes[False] > most:
+            return view
+        if isinstance(view, Sparse) and name in few:
+            return replace(view, dense=view.to_dense())
+        return view.to_dense()
 
     def one(graph: Graph) -> Graph:
-        return replace(graph, views={name: dense(view) for name, view in graph.views.items()})
+        return replace(graph, views={name: dense(name, view) for name, view in graph.views.items()})
 
     return tuple(one(graph) for graph in graphs)
 

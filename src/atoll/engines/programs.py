@@ -12,9 +12,9 @@ from torch import Tensor
 
 from atoll.core.graph import Graph
 from atoll.core.method import Step
-from atoll.core.tree import Tree, flatten, leaves, num_bytes, stack, take, tree_map, vmap_trees
+from atoll.core.tree import Tree, flatten, leaves, num_bytes, stack, take, vmap_trees
 from atoll.engines.base import Members
-from atoll.engines.recording import Recording, new_pool, no_reads, shapes
+from atoll.engines.recording import Recording, copied, new_pool, no_reads, shapes
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +78,12 @@ class PrivateStates:
 
     def same_structure(self, bucket: Members) -> list[Members]:
         """Split a bucket where members' states differ in kind (some may have none yet)."""
+        homes = [self.home[position] for position in bucket]
+        if all(home is not None and home[0] is bucket for home in homes):
+            return [bucket]
         groups: dict[Hashable, list[int]] = {}
         kinds: dict[int, Hashable] = {}
-        for position in bucket:
-            home = self.home[position]
+        for position, home in zip(bucket, homes, strict=True):
             if home is not None and id(home[0]) not in kinds:
                 # Structure and everything that is not a tensor must be equal in a stack.
                 flat, spec = flatten(self.stacks[home[0]])
@@ -163,19 +165,19 @@ class RecordedSteps:
         """Replay the program, or run it if it is new or cannot be recorded."""
         known = (step, members, shared, *shapes(inputs))
         try:
-            new = known not in self.recordings
+            recording = self.recordings.get(known)
         except TypeError:  # a method with a list among its hyper-parameters
             return program(*inputs)
-        if new and known in self.seen and len(self.recordings) < MOST_KEPT:
-            return self._rehearse(step, known, program, *inputs)
-        if new and len(self.seen) < 10 * MOST_KEPT:
-            self.seen.add(known)  # drawn clients may never come together again
-        recording = self.recordings.get(known)
         if recording is None:
+            new = known not in self.recordings
+            if new and known in self.seen and len(self.recordings) < MOST_KEPT:
+                return self._rehearse(step, known, program, *inputs)
+            if new and len(self.seen) < 10 * MOST_KEPT:
+                self.seen.add(known)  # drawn clients may never come together again
             return program(*inputs)
         # The next replay overwrites what this one gives, and the server may keep it.
-        copied: tuple[Tree, Tree] = tree_map(torch.clone, recording(*inputs))
-        return copied
+        reply, states = recording(*inputs)
+        return copied(reply), copied(states)
 
     def _rehearse(
         self, step: Step, known: Hashable, program: Program, *inputs: Tree

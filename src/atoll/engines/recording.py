@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from torch.cuda import _POOL_HANDLE as Pool
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from atoll.core.kernels import on_gpu
 from atoll.core.random import fold, salt, salted
 from atoll.core.tree import Tree, leaves, named_leaves, tree_map
+from atoll.core.vmap.stacks import Constant, Dims, Vmap, batched, call
 from atoll.core.vmap.varied import Args, Kwargs
 
 
@@ -28,6 +31,7 @@ class NotRecordable(Exception):
 
 
 Function = Callable[..., tuple[Tree, ...]]
+T = TypeVar("T")
 
 
 class Recording:
@@ -98,16 +102,32 @@ class Recording:
 
         apart = tree_map(apart_from_inputs, outputs)
         back = self.inputs[: self.carried]
-        if back:
-            torch._foreach_copy_(leaves(back), leaves(apart[: self.carried]))
+        copy_over(leaves(back), leaves(apart[: self.carried]))
         return (*back, *apart[self.carried :])
 
     def __call__(self, *inputs: Tree) -> tuple[Tree, ...]:
-        pairs = zip(self.targets, leaves(inputs), strict=True)
-        new = [(target, leaf) for target, leaf in pairs if target is not leaf]
-        if new:
-            torch._foreach_copy_([target for target, _ in new], [leaf for _, leaf in new])
+        copy_over(self.targets, leaves(inputs))
         return self.replay()
+
+
+def copy_over(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Overwrite tensors with others, in one launch for all of a type."""
+    # Lists of several types would be copied one tensor at a time.
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target is not source:
+            some, others = kinds.setdefault(target.dtype, ([], []))
+            some.append(target)
+            others.append(source)
+    for some, others in kinds.values():
+        torch._foreach_copy_(some, others)
+
+
+def copied(tree: T) -> T:
+    """The tree with separate tensors."""
+    copy = tree_map(torch.empty_like, tree)
+    copy_over(leaves(copy), leaves(tree))
+    return copy
 
 
 def new_pool(cuda: bool) -> Pool | None:
@@ -209,7 +229,7 @@ class Tape:
     # Step, whether it ran only on drawn clients, bytes down and bytes up.
     traffic: list[tuple[str, bool, int, int]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    sums: list[Tensor] = field(default_factory=list)  # of each checked tensor at each client
+    watched: list[Tensor] = field(default_factory=list)  # checked tensors, stacked by clients
     sizes: list[tuple[int, int]] = field(default_factory=list)  # tensors and clients of each check
 
     def key(self, *parts: KeyPart) -> Tensor:
@@ -233,17 +253,17 @@ class Tape:
         """Check the tensors of a tree, stacked by clients, when the round is read (`Check`)."""
         found = [(n, leaf) for n, leaf in named_leaves(tree) if leaf.is_floating_point()]
         floats = {name: leaf for name, leaf in found if leaf.numel()}
-        # A sum of doubles is finite if all its terms are: those of float32 cannot overflow it.
-        sums = [leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64) for leaf in floats.values()]
-        if sums:
+        if floats:
             self.checks.append(Check(step, tuple(floats), sampled, problem))
-            self.sums.extend(sums)
-            self.sizes.append((len(sums), len(sums[0])))
+            self.watched.extend(floats.values())
+            self.sizes.append((len(floats), len(next(iter(floats.values())))))
 
     def finite(self) -> Tensor:
         """Whether each watched tensor of each client is finite, in one row."""
-        nothing = torch.zeros(0, dtype=torch.float64, device=self.root.device)
-        return torch.cat([nothing, *self.sums]).isfinite()
+        if not self.watched:
+            return torch.zeros(0, dtype=torch.bool, device=self.root.device)
+        found: Tensor = call(_Finite, *self.watched)
+        return found
 
     def first_problem(self, finite: Tensor) -> tuple[Check, str, int] | None:
         """The first check that failed, with the tensor's name and the row of the client."""
@@ -257,6 +277,27 @@ class Tape:
                 return check, check.names[name], row
             start = end
         return None
+
+
+class _Finite(Constant):
+    """Whether the tensors, (clients, ...) each, are finite at each client, one after another."""
+
+    @staticmethod
+    def forward(*watched: Tensor) -> Tensor:
+        if all(map(on_gpu, watched)):
+            from atoll.core.kernels import leaves as leaf_kernels
+
+            return leaf_kernels.finite(watched)
+        # A sum of doubles is finite if all its terms are: those of float32 cannot overflow it.
+        sums = [leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64) for leaf in watched]
+        return torch.cat(sums).isfinite()
+
+    @staticmethod
+    def vmap(info: Vmap, dims: Dims, *watched: Tensor) -> tuple[Tensor, int]:
+        many = batched(info, dims, *watched)
+        found = call(_Finite, *(leaf.flatten(0, 1) for leaf in many))
+        parts = found.split([len(leaf) * leaf.shape[1] for leaf in many])
+        return torch.cat([part.reshape(info.batch_size, -1) for part in parts], dim=1), 0
 
 
 def filled(parts: Sequence[KeyPart], number: int) -> list[int | str]:

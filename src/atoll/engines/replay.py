@@ -26,7 +26,15 @@ from atoll.core.tree import Tree, leaves, stack, take, tree_map, unstack, vmap_t
 from atoll.core.vmap.varied import Points
 from atoll.engines.base import Members, Recordable
 from atoll.engines.clients import Backend, Participants, client_diverged
-from atoll.engines.recording import NotRecordable, Recording, Tape, new_pool, no_reads, shapes
+from atoll.engines.recording import (
+    NotRecordable,
+    Recording,
+    Tape,
+    copied,
+    new_pool,
+    no_reads,
+    shapes,
+)
 from atoll.engines.stacking import stack_graphs
 
 log = logging.getLogger(__name__)
@@ -101,6 +109,7 @@ class Replay(Generic[Outcome]):
     ) -> None:
         self.runs, self.rounds, self.stage_of, self.points = runs, rounds, stage_of, points
         self.lead, self.root = runs[0], runs[0].simulation.root
+        self.everyone = torch.arange(len(self.lead.simulation.federation), device=self.root.device)
         engines = [run.simulation.engine for run in runs]
         self.engines = [engine for engine in engines if isinstance(engine, Recordable)]
         assert len(self.engines) == len(runs)
@@ -228,13 +237,12 @@ class Replay(Generic[Outcome]):
     def _play(self, blank: Tape, with_train: bool, carried: Carried) -> tuple[Tape, Carried, Tree]:
         """One round of all runs, as a function: no run and no engine is changed by it."""
         engine, simulation, tapes = self.engines[0], self.lead.simulation, list[Tape]()
-        everyone = torch.arange(len(simulation.federation), device=self.root.device)
 
         def one(server: Tree, states: States, graphs: Graphs, root: Tensor, row: Tree) -> Tree:
             method = None if self.points is None else self.points.at(row)
             tapes.append(Tape(root, blank.number, blank.shown, blank.salts))
             with engine.substituted(states, graphs):
-                clients = Participants(simulation, blank.number, everyone, tape=tapes[-1])
+                clients = Participants(simulation, blank.number, self.everyone, tape=tapes[-1])
                 server, outcome = self.lead.play(server, clients, with_train, method)
                 return server, engine.program_states(), outcome
 
@@ -242,7 +250,7 @@ class Replay(Generic[Outcome]):
         played = one(*given) if len(self.runs) == 1 else vmap_trees(one, *given)
         # After `vmap` the tape's tensors are of no use; its lists hold for every run.
         tapes[-1].root = blank.root
-        tapes[-1].sums.clear()  # they are in the outcome
+        tapes[-1].watched.clear()  # the outcome has the answers
         return tapes[-1], (played[0], played[1]), played[2]
 
     def _rehearse(self, number: int, with_train: bool) -> list[Round[Outcome]]:
@@ -297,7 +305,7 @@ class Replay(Generic[Outcome]):
         assert self.carried is not None
         server, states, outcome = recorded.recording(*self.carried, recorded.salts[number])
         self.carried = server, states
-        return Round(number, tree_map(torch.clone, outcome), recorded.tape)
+        return Round(number, copied(outcome), recorded.tape)
 
     def settle(self) -> None:
         """Give every run its server and states, for a checkpoint or to continue without this."""

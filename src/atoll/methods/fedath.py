@@ -143,10 +143,9 @@ class FedATH(Averaging):
         if self.use_entropy:
             total = total + negative_entropy(biased, graph.real, self.entropy)
         if self.use_hsic:
-            total = total + self.lam * (
-                hsic(causal, biased.detach(), graph.real, self.hsic)
-                + hsic(causal.detach(), biased, graph.real, self.hsic)
-            )
+            # Once with H^b held fixed and once with H^c: equal numbers, and both slopes at once.
+            both = hsic(causal, biased, graph.real, self.hsic)
+            total = total + self.lam * (both + both.detach())
         return total
 
     def edge_weights(self, networks: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:

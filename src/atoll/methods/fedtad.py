@@ -24,7 +24,7 @@ the same teachers: distillation then pulls the models towards what all agree on.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -212,12 +212,18 @@ class FedTAD(Wrapper, Averaging):
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
         lesson = Lesson(self, stored, _share(server.phi[rows]), personal)
         generator, its_moments = server.generator, server.generator_moments
-        for number in range(self.iterations):
-            key = fold(clients.key, "distil", number)
+        root = clients.key
+        keys = [fold(root, "distil", number) for number in range(self.iterations)]
+        noise = torch.func.vmap(lesson.noise)(torch.stack(keys)) if keys else ()
+        for number, drawn in enumerate(zip(noise, keys, strict=True)):
             # The first iteration reads the server's trees; later ones may overwrite their own.
             own = number > 0
-            generator, its_moments = lesson.make_harder(generator, its_moments, students, key, own)
-            students, moments = lesson.teach(generator, students, moments, key, own or personal)
+            generator, its_moments = lesson.make_harder(
+                generator, its_moments, students, *drawn, owned=own
+            )
+            students, moments = lesson.teach(
+                generator, students, moments, *drawn, owned=own or personal
+            )
         if personal:
             students = put(deployed.tree, rows, students)
             moments = put(server.model_moments, rows, moments)
@@ -239,14 +245,14 @@ class Lesson:
     share: Tensor  # of the trust for each class, (K, C); columns sum to one, or to zero
     personal: bool  # whether students are stacked (one for each participant) or a single model
 
-    @property
+    @cached_property
     def labels(self) -> Tensor:
         """Labels of the pseudo nodes, (B,): equally many of each, the rest of the last class."""
         count, classes = self.method.pseudo_nodes, self.share.shape[1]
         each = torch.arange(count, device=self.share.device) // (count // classes)
         return each.clamp(max=classes - 1)
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """Trust in each teacher on each pseudo node, (K, B)."""
         labels, weight = self.labels, self.share[:, self.labels]
@@ -255,23 +261,29 @@ class Lesson:
         return weight / (labels.unsqueeze(1) == labels).sum(1)
 
     def make_harder(
-        self, generator: Tree, moments: Tree, students: Tree, key: Tensor, owned: bool = False
+        self,
+        generator: Tree,
+        moments: Tree,
+        students: Tree,
+        noise: Tensor,
+        key: Tensor,
+        owned: bool = False,
     ) -> tuple[Tree, Tree]:
         """Steps of the generator: nodes that teachers know, that differ, and divide the models."""
-        method, labels, weight, noise = self.method, self.labels, self.weight, self.noise(key)
+        method, labels, weight = self.method, self.labels, self.weight
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             x = method.generator(params, noise, labels)
             graph = self.pseudo_graph(x)
-            taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
-            found = self.answers(students, graph, fold(key, "students"), many=self.personal)
+            taught = self.answers(self.teachers, graph, key, "teachers", many=True)
+            found = self.answers(students, graph, key, "students", many=self.personal)
             found = found if self.personal else found.unsqueeze(0)
             known = taught.flatten(0, 1), labels.repeat(len(taught))
             wrong = functional.cross_entropy(*known, reduction="none")
             sem = (weight * wrong.reshape(weight.shape)).sum()
             fixed = taught.detach() if method.discrepancy == "l1" else taught
             gaps = [parts.divergence(one, fixed, weight, method.discrepancy) for one in found]
-            diverg = torch.stack(gaps).mean()
+            diverg = torch.stack(gaps).mean() if self.personal else gaps[0]
             seeking = method.diversity == "mode-seeking"
             div = len(taught) * parts.mode_seeking(noise, x) if seeking else parts.mean_cosine(x)
             return method.lam_sem * sem + method.lam_div * div - method.lam_diverg * diverg
@@ -280,19 +292,25 @@ class Lesson:
         return minimise(loss, generator, optimizer, moments, steps, key, owned=owned)
 
     def teach(
-        self, generator: Tree, students: Tree, moments: Tree, key: Tensor, owned: bool = False
+        self,
+        generator: Tree,
+        students: Tree,
+        moments: Tree,
+        noise: Tensor,
+        key: Tensor,
+        owned: bool = False,
     ) -> tuple[Tree, Tree]:
         """Steps of the student, or of each, towards the trusted teachers' answers."""
         method, weight = self.method, self.weight
         with torch.no_grad():
-            graph = self.pseudo_graph(method.generator(generator, self.noise(key), self.labels))
-            answers = self.answers(self.teachers, graph, None, many=True)
+            graph = self.pseudo_graph(method.generator(generator, noise, self.labels))
+            answers = self.answers(self.teachers, graph, many=True).contiguous()
 
         def loss(params: Tree, key: Tensor) -> Tensor:
             taught = answers
             if method.server_dropout:
-                taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
-            found = self.answers(params, graph, fold(key, "students"), many=False)
+                taught = self.answers(self.teachers, graph, key, "teachers", many=True)
+            found = self.answers(params, graph, key, "students", many=False)
             return parts.divergence(found, taught, weight, method.discrepancy)
 
         def correct(student: Tree, moments: Tree) -> tuple[Tree, Tree]:
@@ -314,9 +332,13 @@ class Lesson:
         edges, weight = parts.nearest_neighbours(x, method.neighbours, method.neighbours_by)
         return make_graph(x, edges, self.labels, edge_weight=weight, views=method._hooks.views)
 
-    def answers(self, models: Tree, graph: Graph, key: Tensor | None, *, many: bool) -> Tensor:
+    def answers(
+        self, models: Tree, graph: Graph, key: Tensor | None = None, whose: str = "", *, many: bool
+    ) -> Tensor:
         """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph."""
-        predict, noise = self.method.predict, key if self.method.server_dropout else None
+        predict, noise = self.method.predict, None
+        if key is not None and self.method.server_dropout:
+            noise = fold(key, whose)
         if not many:
             return predict(graph, models, None, noise)
         keys = []

@@ -35,13 +35,14 @@ from torch.nn import functional
 
 from atoll.core.graph import Graph, Sparse, View, sparse_matrix
 from atoll.core.hyper import Dropout, Hidden, OneOrMore, check_hypers
+from atoll.core.kernels import on_gpu
 from atoll.core.method import Embedder
 from atoll.core.random import dropout, fold, uniform
 from atoll.core.tree import Tree
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, as_batch
 from atoll.nn import views
 from atoll.nn.init import apply_linear, kaiming, kaiming_bias
-from atoll.nn.ops import NoDerivative, as_batch, bags, matmul, on_gpu
+from atoll.nn.ops import NoDerivative, bags, matmul
 
 Tensors = tuple[Tensor, ...]
 
@@ -149,8 +150,7 @@ class _Route(Function):
     def forward(factors: int, iterations: int, x: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor]:
         kernels = _kernels(x)
         if kernels is not None:
-            h = x.reshape(len(x), factors, -1)
-            u, kept = kernels.route(h * _scale(h), kernels.Adjacency.of(matrix), iterations)
+            u, kept = kernels.route(x.reshape(len(x), factors, -1), matrix, iterations)
             return u.flatten(1), kept
         edges, h = _Edges(matrix, factors), _by_factor(x, factors)
         u = start = h * _scale(h)
@@ -183,6 +183,8 @@ class _Route(Function):
             out, shares = _Route.apply(factors, iterations, x[some].flatten(0, 1), *joined)  # type: ignore[no-untyped-call]
             outs.append(out.view_as(x[some]))
             kept.append(shares.view(*shares.shape[:2], len(outs[-1]), -1))
+        if len(outs) == 1:  # nothing to join, hence nothing to copy
+            return (outs[0], kept[0]), (0, 2)
         return (torch.cat(outs), torch.cat(kept, dim=2)), (0, 2)
 
 
@@ -194,10 +196,8 @@ class _RouteBack(NoDerivative):
         kernels, factors = _kernels(x), shares.shape[1]
         if kernels is not None:
             h, by_last = (t.reshape(len(x), factors, -1) for t in (x, grad))
-            scale = _scale(h)
-            start = h * scale
-            by_start = kernels.route_back(by_last, start, shares, kernels.Adjacency.of(matrix))
-            return _scale_back(by_start, start, scale).flatten(1)
+            by_x: Tensor = kernels.route_back(by_last, h, shares, matrix)
+            return by_x.flatten(1)
         edges, h = _Edges(matrix, factors), _by_factor(x, factors)
         start_scale = _scale(h)
         start = h * start_scale
@@ -232,7 +232,7 @@ class _RouteBack(NoDerivative):
             dense = (grad[some].flatten(0, 1), x[some].flatten(0, 1))
             out = _RouteBack.apply(shares[:, :, some].flatten(2), *dense, *joined)  # type: ignore[no-untyped-call]
             outs.append(out.view_as(x[some]))
-        return torch.cat(outs), 0
+        return outs[0] if len(outs) == 1 else torch.cat(outs), 0
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
@@ -261,7 +261,8 @@ def _programs(x: Tensor, matrix: Tensors, dims: Dims) -> Iterator[tuple[slice, l
             if dim is None:
                 joined.append(_copies(part, some.stop - first, step))
             else:
-                joined.append(part.movedim(dim, 0)[some].flatten() - first * step)
+                flat = part.movedim(dim, 0)[some].flatten()
+                joined.append(flat - first * step if first else flat)
         yield some, joined
 
 

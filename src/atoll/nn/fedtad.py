@@ -25,11 +25,12 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from atoll.core.graph import Graph, Sparse, runs, sparse_matrix, sum_at
+from atoll.core.kernels import on_gpu
 from atoll.core.random import fold, make_key, normal, uniform
-from atoll.core.tree import Tree
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap
+from atoll.core.tree import Tree, inside_transform
+from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, as_batch
 from atoll.nn.init import apply_linear, kaiming, kaiming_bias
-from atoll.nn.ops import as_batch, matmul
+from atoll.nn.ops import matmul
 from atoll.nn.views import row_lengths, sparse_features
 
 Tensors = tuple[Tensor, ...]
@@ -137,27 +138,28 @@ def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
     """
     unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
     alike = unit @ unit.T
-    picks = alike.topk(min(count, x.shape[0]), dim=1).indices
+    picks = alike.topk(min(count, x.shape[0]), dim=1, sorted=not x.is_cuda).indices
     if by == "cosine" and not x.is_cuda:
         chosen = torch.zeros_like(alike).scatter_(1, picks, 1.0)
         chosen = torch.maximum(chosen, chosen.T).fill_diagonal_(1.0)
         edges = chosen.nonzero().T.flip(0)
         return edges, edges.new_ones(edges.shape[1], dtype=x.dtype)
     rows = torch.arange(len(picks), device=picks.device).unsqueeze(1).expand_as(picks)
-    edges = torch.stack([picks.sort(1).values, rows]).flatten(1)
+    picked = picks if x.is_cuda else picks.sort(1).values  # a matrix sorts its entries anyway
+    edges = torch.stack([picked, rows]).flatten(1)
     weight = edges.new_ones(edges.shape[1], dtype=x.dtype)
     return _both_ways(picks, edges, weight) if by == "cosine" else (edges, weight)
 
 
 def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Edges, reverses and self-loops; repeats have weight zero, so a GPU need not count them."""
-    size, (source, target) = picks.shape[0], edges
-    chosen = weight.new_zeros(size, size).scatter(1, picks, 1.0)
-    nodes = torch.arange(size, device=picks.device)
+    source, target = edges
+    nodes = torch.arange(len(picks), device=picks.device).unsqueeze(1)
     # The reverse of source -> target is there already if target is among source's picks.
-    new = torch.where(source == target, 0.0, 1 - chosen[source, target])
-    more = torch.cat([torch.stack([target, source]), nodes.expand(2, -1)], dim=1)
-    return torch.cat([edges, more], 1), torch.cat([weight, new, 1 - chosen.diagonal()])
+    new = (picks[source] != target.unsqueeze(1)).all(1)
+    more = torch.cat([edges.flip(0), nodes.T.expand(2, -1)], dim=1)
+    repeated = torch.cat([new, (picks != nodes).all(1)]).to(weight.dtype)
+    return torch.cat([edges, more], 1), torch.cat([weight, repeated])
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,13 @@ class Generator:
         h = torch.cat([noise, params["labels"][labels]], dim=1)
         *hidden, last = params["layers"]
         for layer in hidden:
-            h = torch.tanh(apply_linear(layer, h))
-        return apply_linear(last, h)
+            h = torch.tanh(_linear(layer, h))
+        return _linear(last, h)
+
+
+def _linear(layer: Tree, h: Tensor) -> Tensor:
+    """H W + b; a GPU adds b in the same kernel."""
+    return torch.addmm(layer["bias"], h, layer["weight"]) if h.is_cuda else apply_linear(layer, h)
 
 
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
@@ -193,6 +200,9 @@ def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) ->
     Of logits, (B, C) and (K, B, C), with the trust in teachers, (K, B); `reading` is "kl" or "l1".
     """
     if reading == "l1":
+        if on_gpu(student) and not taught.requires_grad and not inside_transform():
+            found: Tensor = _L1Gaps.apply(student, taught, weight)[0]  # type: ignore[no-untyped-call]
+            return found
         gap = student - taught
         # Where both agree (a single client), the sign of a rounding error must not train.
         gap = torch.where(gap.abs() > 1e-6, gap, 0 * gap)
@@ -215,6 +225,26 @@ def mode_seeking(noise: Tensor, x: Tensor) -> Tensor:
     return loss
 
 
+class _L1Gaps(Function):
+    """`divergence` by "l1" on a GPU, with its gradient by the student's logits alone."""
+
+    @staticmethod
+    def forward(student: Tensor, taught: Tensor, weight: Tensor) -> Tensors:
+        from atoll.nn.kernels import distil
+
+        return distil.l1_gaps(student, taught, weight)
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None, None
+
+
 class _WeightedGaps(Function):
     """Σ_ij w_ij ‖x_i - x_j‖_1 for a symmetric w, in a quarter of the time of `cdist`.
 
@@ -224,7 +254,12 @@ class _WeightedGaps(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensors:
-        half = _half_in_blocks(x, weight) if x.is_cuda else _half_by_row(x, weight)
+        if on_gpu(x):
+            from atoll.nn.kernels import distil
+
+            half = distil.half_gaps(x, weight)
+        else:
+            half = _half_in_blocks(x, weight) if x.is_cuda else _half_by_row(x, weight)
         return 2 * (x * half).sum(), half
 
     @staticmethod

@@ -31,7 +31,7 @@ from atoll.core.task import GRAPHS
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
 from atoll.nn.init import apply_linear, linear
-from atoll.nn.ops import at_columns, by_row, matmul, row_max
+from atoll.nn.ops import at_columns, by_row, matmul, row_max, tall_matmul
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,17 @@ class GraphGIN(Embedder):
 
 def _perceptron(layer: Tree, h: Tensor) -> Tensor:
     """The rest of a convolution, after its first product and the sum over neighbours."""
-    h = torch.relu_(h + layer["inner"]["bias"])
-    return torch.relu_(torch.addmm(layer["outer"]["bias"], h, layer["outer"]["weight"]))
+    h, outer = torch.relu_(h + layer["inner"]["bias"]), layer["outer"]
+    if h.is_cuda:
+        return torch.relu_(tall_matmul(h, outer["weight"]) + outer["bias"])
+    return torch.relu_(torch.addmm(outer["bias"], h, outer["weight"]))
 
 
 def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
     """Dropout of the first convolution's output h, then the others, each with its dropout."""
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
-        h = _perceptron(layer, matmul(graph.views["sum"], h @ layer["inner"]["weight"]))
+        h = _perceptron(layer, matmul(graph.views["sum"], tall_matmul(h, layer["inner"]["weight"])))
         h = dropout(h, key, graph.ids, rate, "dropout", number)
     return h
 

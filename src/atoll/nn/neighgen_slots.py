@@ -19,8 +19,16 @@ from torch.nn import functional
 
 from atoll.core.random import dropout
 from atoll.core.tree import record, static
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, call, current_batch, known
-from atoll.nn.ops import as_batch
+from atoll.core.vmap.stacks import (
+    Context,
+    Dims,
+    Gradients,
+    Vmap,
+    as_batch,
+    call,
+    current_batch,
+    known,
+)  # fmt: skip
 
 Counts = tuple[tuple[int, ...], ...]
 Sizes = tuple[int, ...]

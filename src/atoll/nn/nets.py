@@ -67,7 +67,8 @@ class Layered(ABC):
 
     def dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
         """Activation and dropout of h, the input of layer `number`."""
-        return dropout(self._activation(h), key, graph.ids, self.dropout, "dropout", number)
+        noise = key, graph.ids, self.dropout, "dropout", number
+        return dropout(h, *noise, after=self._activation)
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Logits, (N, C); a key turns dropout on."""
@@ -137,11 +138,15 @@ class GCN(Layered):
         return params
 
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
-        h: Tensor = views.first_product(graph, "gcn", layer["weight"]) + layer["bias"]
-        return h
+        return views.first_product(graph, "gcn", layer["weight"], layer["bias"])
 
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
-        return self.convolved(layer, h, number, partial(matmul, graph.views["gcn"]))
+        if self._is_head(number):
+            return self.convolved(layer, h, number, lambda product: product)
+        return matmul(graph.views["gcn"], matmul(h, layer["weight"]), layer["bias"])
+
+    def _is_head(self, number: int) -> bool:
+        return self.head == "linear" and number == self.layers - 1
 
     def on(
         self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
@@ -155,8 +160,7 @@ class GCN(Layered):
     def convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
         """Layer `number` on the output of `dropped`, with the given propagation."""
         h = matmul(h, layer["weight"])
-        is_head = self.head == "linear" and number == self.layers - 1
-        out: Tensor = (h if is_head else propagate(h)) + layer["bias"]
+        out: Tensor = (h if self._is_head(number) else propagate(h)) + layer["bias"]
         return out
 
 
@@ -287,8 +291,7 @@ def edge_mask(adjacency: Sparse) -> Tensor:
 
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
     """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij; gradients flow through D."""
-    edge = edge_mask(adjacency)
-    matrix = with_values(adjacency, edge * weight + (1 - edge))
+    matrix = with_values(adjacency, torch.where(adjacency.rows != adjacency.columns, weight, 1.0))
     scale = row_sum(adjacency, matrix.values.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
     # Scaling the nodes before and after is cheaper than scaling every entry.
     return lambda h: scale * matmul(matrix, scale * h)

@@ -6,7 +6,7 @@ Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Distinct, Graph, Matrix, Sparse, View, runs, sparse_matrix, sum_at
+from atoll.core.kernels import on_gpu
+from atoll.core.tree import inside_transform
 from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
@@ -23,6 +25,8 @@ _DENSE_IS_FASTER = 0.1  # time of an entry of a dense product by that of a spars
 _DISTINCT = 0.7  # entries of a sparse product by its terms: neighbours share some of their words
 MAX_TERMS = 1 << 22
 """Terms of a sparse product that are held at once, about 80 bytes each; a row is never split."""
+SPARSE_BELOW = 0.04
+"""Share of non-zero entries below which a sparse product with few columns is faster on a GPU."""
 REPEATED = 4  # how often the mean row must stand in a matrix before its rows are worth storing once
 MAX_COMPARED = 1 << 26  # numbers of a matrix whose rows are compared with each other, 4 bytes each
 
@@ -52,6 +56,11 @@ def gcn_adjacency(graph: Graph) -> Sparse:
     several, stands in the place of the one that would be added, with its own weight. An edge of
     weight zero is padding, so such a self-loop counts as absent, where PyG would keep the zero.
     """
+    if on_gpu(graph.edge_weight) and not inside_transform():
+        from atoll.nn.kernels import adjacency
+
+        if graph.edges.shape[1] + graph.num_nodes <= adjacency.FEW:
+            return adjacency.gcn(graph.edges, graph.edge_weight, graph.num_nodes)
     return _normalised(graph, *_with_loops(graph, _own_loops(graph)))
 
 
@@ -92,12 +101,12 @@ def first_layer(name: str, adjacency: Adjacency) -> dict[str, View]:
     return {name: adjacency, cached: product_view, "x": partial(features_unless, cached)}
 
 
-def first_product(graph: Graph, name: str, weight: Tensor) -> Tensor:
-    """A X W of a first layer, (N, H), with the views of `first_layer`."""
+def first_product(graph: Graph, name: str, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A X W + b of a first layer, (N, H), with the views of `first_layer`."""
     cached = graph.views.get(f"{name}_x")
     if cached is not None:
-        return matmul(cached, weight)
-    return matmul(graph.views[name], matmul(graph.views["x"], weight))
+        return matmul(cached, weight, bias)
+    return matmul(graph.views[name], matmul(graph.views["x"], weight), bias)
 
 
 def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Sparse | None:
@@ -105,11 +114,13 @@ def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Spars
 
     It is exact for a first layer, because nothing is dropped from the input. A word that a node
     does not have comes in with every neighbour: Cora's ÂX has 157,000 entries, Â and X together
-    60,000. On a GPU features are dense anyway, and one kernel less is worth more.
+    60,000.
     """
     adjacency, x = _made(graph, name, view), graph.x
-    if isinstance(x, Tensor) or x.values.is_cuda:
+    if isinstance(x, Tensor):
         return product(adjacency, x)
+    if x.values.is_cuda:  # by the density only, which clients of one federation share
+        return None if is_sparse([x]) else product(adjacency, x)
     terms = int(row_lengths(x)[adjacency.columns.long()].sum())
     dense = _DENSE_IS_FASTER * adjacency.shape[0] * x.shape[1]
     apart = x.values.shape[0] + adjacency.values.shape[0]
@@ -253,6 +264,12 @@ def _distinct(x: Tensor | Sparse) -> Matrix:
     number, shape = torch.arange(len(which), device=which.device), (len(which), len(rows))
     ones = torch.ones_like(number, dtype=rows.dtype)
     return Distinct(rows, sparse_matrix(number, which, ones, shape, square=False))
+
+
+def is_sparse(parts: Sequence[Sparse]) -> bool:
+    """Whether a GPU multiplies these matrices of some clients faster without their zeros."""
+    entries = sum(part.values.shape[0] for part in parts)
+    return entries <= SPARSE_BELOW * sum(part.shape[0] * part.shape[1] for part in parts)
 
 
 def _fastest(x: Tensor | Sparse) -> Tensor | Sparse:

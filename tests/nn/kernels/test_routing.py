@@ -22,7 +22,8 @@ def adjacency(seed, nodes, entries):
 stacked = stack_sparse([adjacency(0, 9, 30), adjacency(1, 6, 8), adjacency(2, 4, 0)], 11)
 names = ("offsets", "columns", "rows", "values", "t_offsets", "t_columns", "t_order")
 matrix = [getattr(stacked, name).flatten() for name in names]
-for factors, hidden, passes in ((3, 5, 4), (1, 8, 1), (2, 4, 2)):
+for factors, hidden, passes in ((3, 5, 4), (1, 8, 1)):
+    routing_kernels.FEW = 8 * factors - 20  # some nodes, or all, have more entries
     draw = torch.Generator().manual_seed(factors)
     x, grad = torch.randn(2, 33, factors * hidden, generator=draw)
     x[3] = 0  # a row without a direction

@@ -10,8 +10,9 @@ from torch.nn import functional
 from atoll.nn.kernels import sparse as sparse_kernels
 
 draw = torch.Generator().manual_seed(0)
-# The last is more columns than a program takes; the second has a bag longer than it looks ahead.
-for rows, nodes, entries, columns in ((7, 9, 30, 5), (3, 40, 1500, 3), (5, 8, 24, 130)):
+# The second has a bag longer than a program looks ahead, the third more columns than it takes.
+cases = ((7, 9, 30, 5), (3, 40, 1500, 3), (5, 8, 24, 130), (60, 9, 300, 64))
+for rows, nodes, entries, columns in cases:
     lengths = torch.randint(0, 2 * entries // rows, (rows,), generator=draw)
     starts = (lengths.cumsum(0) - lengths).clamp(max=entries).int()
     index, other = torch.randint(nodes, (2, entries), generator=draw, dtype=torch.int32)
@@ -22,9 +23,18 @@ for rows, nodes, entries, columns in ((7, 9, 30, 5), (3, 40, 1500, 3), (5, 8, 24
         plain = functional.embedding_bag(index, x, starts, mode="sum", per_sample_weights=given)
         ours = sparse_kernels.bags(x, index, starts, given)
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)
+    # Blocks that share x, each with a bias.
+    far = index + nodes * torch.randint(3, (entries,), generator=draw, dtype=torch.int32)
+    bias = torch.randn(1 if rows < 8 else 6, columns, generator=draw)
+    plain = functional.embedding_bag(index, x, starts, mode="sum", per_sample_weights=weight)
+    plain = (plain.reshape(len(bias), -1, columns) + bias[:, None]).view_as(plain)
+    ours = sparse_kernels.bags(x, far, starts, weight, bias, shared=True)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)
     dots = (x[index.long()] * y[other.long()]).sum(-1)
     ours = sparse_kernels.entry_dots(x, y, index, other)
     torch.testing.assert_close(ours, dots, rtol=1e-5, atol=1e-4)
+x = torch.randn(3, 300, 20, generator=draw)
+torch.testing.assert_close(sparse_kernels.column_sums(x), x.sum(1), rtol=1e-5, atol=1e-4)
 print("equal")
 """
 

@@ -33,22 +33,30 @@ template <typename T> unsigned mix32(T value) {
 """
 
 
-def mixed(key: Tensor, salt: Tensor) -> Tensor:
+def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
     """`mix64((key ^ salt) * B)`, elementwise with broadcasting; all int64."""
     code = """template <typename T> T mixed(T key, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
     }"""
-    return _run(_MIX64 + code, key, salt)
+    return _salted(code, salt, key)
 
 
-def folded(key: Tensor, salt: Tensor, part: Tensor) -> Tensor:
+def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
     """`mix64((key ^ salt) * B + part * A + golden)`, elementwise with broadcasting; all int64."""
-    code = """template <typename T> T folded(T key, T salt, T part) {
+    code = """template <typename T> T folded(T key, T part, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
                        + (unsigned long long)part * 0xBF58476D1CE4E5B9ull
                        + 0x9E3779B97F4A7C15ull));
     }"""
-    return _run(_MIX64 + code, key, salt, part)
+    return _salted(code, salt, key, part)
+
+
+def _salted(code: str, salt: int | Tensor, *args: Tensor) -> Tensor:
+    """A kernel whose last argument is a salt: a number is an argument of the launch."""
+    if isinstance(salt, Tensor):
+        return _run(_MIX64 + code, *args, salt)
+    found: Tensor = torch.cuda.jiterator._create_jit_fn(_MIX64 + code, salt=0)(*args, salt=salt)
+    return found
 
 
 def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:

@@ -8,7 +8,7 @@ torch: only this file and `varied.py` call it, and tests compare every shortcut 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ class Context(Protocol):
     """What torch carries from the forward to the backward pass of a `Function`."""
 
     saved_tensors: tuple[Tensor, ...]
+    rest: Sequence[Any]  # arguments that are no tensors
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None: ...
@@ -40,6 +41,17 @@ class Vmap(Protocol):
     """What torch passes to a `vmap` rule."""
 
     batch_size: int
+
+
+def batched(info: Vmap, dims: Dims, *args: Any) -> list[Any]:
+    """The arguments of a `vmap` rule, every tensor with all clients in front."""
+    pairs = zip(args, dims, strict=True)
+    return [as_batch(a, dim, info.batch_size) if isinstance(a, Tensor) else a for a, dim in pairs]
+
+
+def as_batch(leaf: Tensor, dim: int | None, size: int) -> Tensor:
+    """(size, ...), the clients in front; one tensor for all is repeated without a copy."""
+    return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
 
 
 class Constant(Function):

@@ -1,17 +1,18 @@
-"""A routing pass of `disengcn` in one kernel on a GPU: every neighbour is read once.
+"""All routing passes of a layer of `disengcn` in one kernel on a GPU, and its gradient in two.
 
 Made of torch's operations a pass reads every neighbour's row three times forwards and six times
-backwards, which is all that it costs. Here one program works for one node: it keeps the node's own
-row in registers and walks along its edges.
+backwards, which is all that it costs. Here one program works for one node, because a pass reads
+nothing of other nodes that an earlier pass has changed. It keeps the node's own row in registers
+and reads its neighbours several at a time: one after the other they would only wait for memory.
 
-Per-node tensors are (N, K, hidden) and contiguous, per-edge tensors (K, E), all float32. Only for
-CUDA, and only where Triton is installed, which every GPU build of torch brings along.
+Per-node tensors are (N, K, hidden) and contiguous, per-edge tensors (T, K, E), all float32. Only
+for CUDA, and only where Triton is installed, which every GPU build of torch brings along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -19,84 +20,69 @@ import triton.language as tl
 from torch import Tensor
 
 NOWHERE = tl.constexpr(1e-12)  # length below which a row has no direction
+FEW = 32
+"""Entries of a node up to which a small program works for it.
+
+Many small programs run at once on one multiprocessor, which large ones fill alone. But a small one
+would take as long for the few nodes with many neighbours as all the others take together.
+"""
 
 
-class Adjacency(NamedTuple):
-    """Edges by their targets, and again by their sources; padding is left out by the ends."""
+def route(x: Tensor, matrix: Sequence[Tensor], iterations: int) -> tuple[Tensor, Tensor]:
+    """All passes: the last u, (N, K, hidden), and the shares of every pass, (T, K, E).
 
-    starts: Tensor
-    ends: Tensor
-    sources: Tensor
-    by_source_starts: Tensor
-    by_source_ends: Tensor
-    targets: Tensor
-    order: Tensor
-
-    @staticmethod
-    def of(matrix: Sequence[Tensor]) -> Adjacency:
-        """From the tensors of a `Sparse` that `disengcn.MATRIX` names."""
-        offsets, columns, _, values, t_offsets, t_columns, t_order = matrix
-        real = (values != 0).to(torch.int32)
-        by_target = (offsets, _ends(offsets, real), columns)
-        t_ends = _ends(t_offsets, real.index_select(0, t_order))
-        return Adjacency(*by_target, t_offsets, t_ends, t_columns, t_order)
+    The matrix is the tensors of a `Sparse` that `disengcn.MATRIX` names.
+    """
+    offsets, columns, _, values, *_ = matrix
+    start, _ = _units(x)
+    # Padding keeps its zeros.
+    shares, last = x.new_zeros(iterations, x.shape[1], len(columns)), torch.empty_like(start)
+    edges, counts = (offsets, columns, values), (len(columns), iterations)
+    _launch(_forward, x, start, last, shares, *edges, *counts)
+    return last, shares
 
 
-def _ends(starts: Tensor, real: Tensor) -> Tensor:
-    """Where the real entries of each row end; those that are padding stand last in a row."""
-    before = torch.cat([real.new_zeros(1), real.cumsum(0, dtype=torch.int32)])
-    nexts = torch.cat([starts[1:], starts.new_full((1,), real.shape[0])])
-    return starts + before.index_select(0, nexts) - before.index_select(0, starts)
+def route_back(grad: Tensor, x: Tensor, shares: Tensor, matrix: Sequence[Tensor]) -> Tensor:
+    """The gradient by x, from that by the last u."""
+    offsets, columns, _, values, t_offsets, t_columns, t_order = matrix
+    start, scale = _units(x)
+    own, out, by_score = torch.empty_like(start), torch.empty_like(start), torch.zeros_like(shares)
+    by_sum, before = start.new_empty(2, len(shares), *start.shape)
+    per_edge, counts = (shares, by_score), (len(columns), len(shares))
+    edges, by_source = (offsets, columns, values), (t_offsets, t_columns, t_order, values)
+    _launch(_backward, x, start, grad.contiguous(), by_sum, before, own, *per_edge, *edges, *counts)
+    per_node = (start, scale, by_sum, before, own, out)
+    _launch(_to_sources, x, *per_node, *per_edge, *by_source, *counts)
+    return out
 
 
-def route(start: Tensor, adjacency: Adjacency, iterations: int) -> tuple[Tensor, Tensor]:
-    """All passes: the last u, (N, K, hidden), and the shares of every pass, (T, K, E)."""
-    entries = adjacency.sources.shape[0]
-    shares = start.new_zeros(iterations, start.shape[1], entries)  # padding keeps its zeros
-    u = start
-    for share in shares:
-        u, _ = _pass(start, u, share, adjacency, known=False)
-    return u, shares
+def _units(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of length one, and the factors that made them so, (N, K)."""
+    x = x.contiguous()
+    unit, scale = torch.empty_like(x), x.new_empty(x.shape[:2])
+    sizes = _sizes(x, 1)
+    del sizes["EDGES"]
+    _normalise[(len(x),)](x, unit, scale, **sizes)
+    return unit, scale
 
 
-def _pass(
-    start: Tensor, u: Tensor, share: Tensor, adjacency: Adjacency, known: bool
-) -> tuple[Tensor, Tensor]:
-    """One pass from u: the next u, and the scale that makes its rows unit vectors."""
-    after, scale = torch.empty_like(start), start.new_empty(start.shape[:2])
-    edges, entries = adjacency[:3], adjacency.sources.shape[0]
-    tensors = (start, u, after, scale, share, *edges)
-    _forward[(len(start),)](*tensors, entries, KNOWN=known, **_sizes(start))
-    return after, scale
+def _launch(kernel: Any, x: Tensor, *args: Tensor | int) -> None:
+    """Small programs for the nodes with few entries, then large ones for those with many."""
+    kernel[(len(x),)](*args, LEAST=-1, MOST=FEW, **_sizes(x, 1024))
+    kernel[(len(x),)](*args, LEAST=FEW, MOST=1 << 30, **_sizes(x, 8192))
 
 
-def route_back(grad: Tensor, start: Tensor, shares: Tensor, adjacency: Adjacency) -> Tensor:
-    """The gradient by `start`, from that by the last u."""
-    entries, sizes = adjacency.sources.shape[0], _sizes(start)
-    by_start, by_score = torch.zeros_like(start), torch.zeros_like(shares[0])
-    by_u = grad.contiguous()
-    u, scale = _pass(start, start, shares[-1], adjacency, known=True)
-    for number in reversed(range(len(shares))):
-        by_sum, by_u_before, u_before = (torch.empty_like(start) for _ in range(3))
-        scale_before, share = torch.empty_like(scale), shares[number]
-        before = (by_u_before, u_before, scale_before)
-        per_edge = (share, shares[max(number - 1, 0)], by_score, *adjacency[:3])
-        tensors = (start, u, scale, by_u, by_sum, *before, by_start, *per_edge)
-        _backward[(len(start),)](*tensors, entries, FIRST=number == 0, **sizes)
-        per_edge = (share, by_score, *adjacency[3:])
-        _to_sources[(len(start),)](by_sum, u_before, by_start, *per_edge, entries, **sizes)
-        by_u, u, scale = by_u_before, u_before, scale_before
-    return by_start.add_(by_u)
-
-
-def _sizes(start: Tensor) -> dict[str, int]:
-    _, factors, hidden = start.shape
+def _sizes(x: Tensor, tile: int) -> dict[str, int]:
+    """Of programs that hold about so many numbers of neighbours' rows at once."""
+    _, factors, hidden = x.shape
     k_wide, h_wide = triton.next_power_of_2(factors), triton.next_power_of_2(hidden)
-    warps = 8 if k_wide * h_wide > 2048 else 4
-    return {"K": factors, "H": hidden, "K_WIDE": k_wide, "H_WIDE": h_wide, "num_warps": warps}
+    edges = max(1, tile // (k_wide * h_wide))
+    warps = max(1, min(8, edges * k_wide * h_wide // 1024))
+    wide = {"K_WIDE": k_wide, "H_WIDE": h_wide, "EDGES": edges, "num_warps": warps}
+    return {"K": factors, "H": hidden, **wide}
 
 
-_PLAIN = ["entries"]  # numbers for which no kernel of their own is compiled
+_PLAIN = ["entries", "passes"]  # numbers for which no kernel of their own is compiled
 
 
 @triton.jit
@@ -108,23 +94,27 @@ def _place(node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE:
 
 
 @triton.jit
-def _row(rows, node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr):
-    """The row of a node, zero where nothing is there."""
-    place, there = _place(node, K, H, K_WIDE, H_WIDE)
-    return tl.load(rows + place, mask=there, other=0.0)
+def _rows(
+    rows, nodes, are, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
+):
+    """The rows of some nodes, (EDGES, K_WIDE, H_WIDE), zero where none is."""
+    place, there = _place(nodes[:, None, None], K, H, K_WIDE, H_WIDE)
+    return tl.load(rows + place, mask=there & are[:, None, None], other=0.0)
 
 
 @triton.jit
-def _at_edge(numbers, edge, entries, K: tl.constexpr, K_WIDE: tl.constexpr):
-    """A number of each factor at an edge."""
+def _at_edges(edge, are, number, entries, K: tl.constexpr, K_WIDE: tl.constexpr):
+    """Where the numbers of some edges in a pass lie, (EDGES, K_WIDE), and which are there."""
     k = tl.arange(0, K_WIDE)
-    return tl.load(numbers + k.to(tl.int64) * entries + edge, mask=k < K, other=0.0)
+    place = (number * K + k).to(tl.int64)[None, :] * entries + edge[:, None]
+    return place, (k < K)[None, :] & are[:, None]
 
 
 @triton.jit
-def _keep_at_edge(numbers, edge, entries, found, K: tl.constexpr, K_WIDE: tl.constexpr):
-    k = tl.arange(0, K_WIDE)
-    tl.store(numbers + k.to(tl.int64) * entries + edge, found, mask=k < K)
+def _span(starts, node, entries):
+    """The first entry of a node and the end of its entries."""
+    after = node + 1 < tl.num_programs(0)
+    return tl.load(starts + node), tl.load(starts + node + 1, mask=after, other=entries)
 
 
 @triton.jit
@@ -134,124 +124,190 @@ def _unit(total):
     return tl.where(length > NOWHERE, 1.0 / length, 0.0)
 
 
-@triton.jit(do_not_specialize=_PLAIN)
-def _forward(
-    start,
-    u,
-    after,
+@triton.jit
+def _across(grad, unit, scale):
+    """The gradient by a row, given that by `unit`, the row times `scale`."""
+    return (grad - unit * tl.sum(unit * grad, axis=1)[:, None]) * scale[:, None]
+
+
+@triton.jit
+def _normalise(
+    x,
+    unit,
     scale,
-    share,
-    starts,
-    ends,
-    sources,
-    entries,
-    KNOWN: tl.constexpr,
     K: tl.constexpr,
     H: tl.constexpr,
     K_WIDE: tl.constexpr,
     H_WIDE: tl.constexpr,
 ):
-    """With p = softmax_k <x̂_s, u_t>, or a known p:  u <- normalise(x̂_t + Σ_s p x̂_s)."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     k = tl.arange(0, K_WIDE)
-    mine = _row(u, node, K, H, K_WIDE, H_WIDE)
-    total = _row(start, node, K, H, K_WIDE, H_WIDE)
-    for edge in range(tl.load(starts + node), tl.load(ends + node)):
-        row = _row(start, tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
-        if KNOWN:
-            p = _at_edge(share, edge, entries, K, K_WIDE)
-        else:
-            score = tl.where(k < K, tl.sum(mine * row, axis=1), -float("inf"))
-            raised = tl.exp(score - tl.max(score, axis=0))
-            p = raised / tl.sum(raised, axis=0)
-            _keep_at_edge(share, edge, entries, p, K, K_WIDE)
-        total += p[:, None] * row
-    unit = _unit(total)
-    tl.store(after + place, total * unit[:, None], mask=there)
-    tl.store(scale + node * K + k, unit, mask=k < K)
+    row = tl.load(x + place, mask=there, other=0.0)
+    by = _unit(row)
+    tl.store(unit + place, row * by[:, None], mask=there)
+    tl.store(scale + node * K + k, by, mask=k < K)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _forward(
+    start,
+    last,
+    share,
+    starts,
+    sources,
+    values,
+    entries,
+    passes,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    K_WIDE: tl.constexpr,
+    H_WIDE: tl.constexpr,
+    EDGES: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """In each pass p = softmax_k <x̂_s, u_t> and  u <- normalise(x̂_t + Σ_s p x̂_s)."""
+    node = tl.program_id(0)
+    place, there = _place(node, K, H, K_WIDE, H_WIDE)
+    k = tl.arange(0, K_WIDE)
+    own = tl.load(start + place, mask=there, other=0.0)
+    begin, end = _span(starts, node, entries)
+    # Padding stands last in a row, and most of it in rows that have nothing else.
+    end = tl.where(tl.load(values + begin, mask=begin < end, other=0.0) != 0, end, begin)
+    if (end - begin <= LEAST) | (end - begin > MOST):
+        return
+    u = own
+    for number in range(passes):
+        total = tl.zeros((EDGES, K_WIDE, H_WIDE), tl.float32)
+        for first in range(begin, end, EDGES):
+            edge = first + tl.arange(0, EDGES)
+            source = tl.load(sources + edge, mask=edge < end, other=0)
+            are = tl.load(values + edge, mask=edge < end, other=0.0) != 0
+            row = _rows(start, source, are, K, H, K_WIDE, H_WIDE)
+            score = tl.sum(u[None, :, :] * row, axis=2)
+            score = tl.where((k < K)[None, :], score, -float("inf"))
+            raised = tl.exp(score - tl.max(score, axis=1)[:, None])
+            p = raised / tl.sum(raised, axis=1)[:, None]
+            at, is_there = _at_edges(edge, are, number, entries, K, K_WIDE)
+            tl.store(share + at, p, mask=is_there)
+            total += p[:, :, None] * row
+        u = own + tl.sum(total, axis=0)
+        u = u * _unit(u)[:, None]
+    tl.store(last + place, u, mask=there)
 
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _backward(
     start,
-    u,
-    scale,
-    by_u,
+    by_last,
     by_sum,
-    by_u_before,
-    u_before,
-    scale_before,
-    by_start,
+    before,
+    by_own,
     share,
-    share_before,
     by_score,
     starts,
-    ends,
     sources,
+    values,
     entries,
-    FIRST: tl.constexpr,
+    passes,
     K: tl.constexpr,
     H: tl.constexpr,
     K_WIDE: tl.constexpr,
     H_WIDE: tl.constexpr,
+    EDGES: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
 ):
-    """One pass back, at its targets; on the way the u that it began with is made again."""
-    node = tl.program_id(0)
+    """From the last pass to the first, at its targets; the u before each is made once more."""
+    node, nodes = tl.program_id(0), tl.num_programs(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
-    k = tl.arange(0, K_WIDE)
-    unit = _row(u, node, K, H, K_WIDE, H_WIDE)
-    grad = _row(by_u, node, K, H, K_WIDE, H_WIDE)
-    own_scale = tl.load(scale + node * K + k, mask=k < K, other=0.0)
-    by_total = (grad - unit * tl.sum(unit * grad, axis=1)[:, None]) * own_scale[:, None]
-    tl.store(by_sum + place, by_total, mask=there)
-    own = _row(by_start, node, K, H, K_WIDE, H_WIDE)
-    tl.store(by_start + place, own + by_total, mask=there)
-    total = _row(start, node, K, H, K_WIDE, H_WIDE)
-    mine = tl.zeros_like(total)
-    for edge in range(tl.load(starts + node), tl.load(ends + node)):
-        row = _row(start, tl.load(sources + edge), K, H, K_WIDE, H_WIDE)
-        p = _at_edge(share, edge, entries, K, K_WIDE)
-        by_p = tl.sum(by_total * row, axis=1)
-        slope = p * (by_p - tl.sum(p * by_p, axis=0))
-        _keep_at_edge(by_score, edge, entries, slope, K, K_WIDE)
-        mine += slope[:, None] * row
-        if not FIRST:
-            total += _at_edge(share_before, edge, entries, K, K_WIDE)[:, None] * row
-    tl.store(by_u_before + place, mine, mask=there)
-    if FIRST:
-        tl.store(u_before + place, total, mask=there)
-    else:
-        before = _unit(total)
-        tl.store(u_before + place, total * before[:, None], mask=there)
-        tl.store(scale_before + node * K + k, before, mask=k < K)
+    own = tl.load(start + place, mask=there, other=0.0)
+    grad = tl.load(by_last + place, mask=there, other=0.0)
+    begin, end = _span(starts, node, entries)
+    end = tl.where(tl.load(values + begin, mask=begin < end, other=0.0) != 0, end, begin)
+    if (end - begin <= LEAST) | (end - begin > MOST):
+        return
+    summed, by_total = tl.zeros_like(own), tl.zeros_like(own)
+    # The first turn only makes the last u.
+    for back in range(passes + 1):
+        number = passes - back
+        total = tl.zeros((EDGES, K_WIDE, H_WIDE), tl.float32)
+        by_u = tl.zeros((EDGES, K_WIDE, H_WIDE), tl.float32)
+        for first in range(begin, end, EDGES):
+            edge = first + tl.arange(0, EDGES)
+            source = tl.load(sources + edge, mask=edge < end, other=0)
+            are = tl.load(values + edge, mask=edge < end, other=0.0) != 0
+            row = _rows(start, source, are, K, H, K_WIDE, H_WIDE)
+            at, is_there = _at_edges(edge, are & (number > 0), number - 1, entries, K, K_WIDE)
+            total += tl.load(share + at, mask=is_there, other=0.0)[:, :, None] * row
+            at, is_there = _at_edges(edge, are & (back > 0), number, entries, K, K_WIDE)
+            p = tl.load(share + at, mask=is_there, other=0.0)
+            by_p = tl.sum(by_total[None, :, :] * row, axis=2)
+            slope = p * (by_p - tl.sum(p * by_p, axis=1)[:, None])
+            tl.store(by_score + at, slope, mask=is_there)
+            by_u += slope[:, :, None] * row
+        u = own + tl.sum(total, axis=0)
+        scale = tl.where(number > 0, _unit(u), 1.0)  # the first u is a unit vector already
+        u = u * scale[:, None]
+        if back > 0:
+            grad = tl.sum(by_u, axis=0)
+            tl.store(before + nodes.to(tl.int64) * (number * K * H) + place, u, mask=there)
+        if number > 0:
+            by_total = _across(grad, u, scale)
+            summed += by_total
+            after = nodes.to(tl.int64) * ((number - 1) * K * H)
+            tl.store(by_sum + after + place, by_total, mask=there)
+    tl.store(by_own + place, summed + grad, mask=there)
 
 
 @triton.jit(do_not_specialize=_PLAIN)
 def _to_sources(
+    start,
+    scale,
     by_sum,
-    u_before,
-    by_start,
+    before,
+    by_own,
+    out,
     share,
     by_score,
     starts,
-    ends,
     targets,
     order,
+    values,
     entries,
+    passes,
     K: tl.constexpr,
     H: tl.constexpr,
     K_WIDE: tl.constexpr,
     H_WIDE: tl.constexpr,
+    EDGES: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
 ):
-    """One pass back, at its sources: always summed in the same order, hence not by atomics."""
-    node = tl.program_id(0)
+    """All passes back, at their sources: always summed in the same order, not by atomics."""
+    node, nodes = tl.program_id(0), tl.num_programs(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
-    total = _row(by_start, node, K, H, K_WIDE, H_WIDE)
-    for number in range(tl.load(starts + node), tl.load(ends + node)):
-        target, edge = tl.load(targets + number), tl.load(order + number)
-        p = _at_edge(share, edge, entries, K, K_WIDE)
-        slope = _at_edge(by_score, edge, entries, K, K_WIDE)
-        total += p[:, None] * _row(by_sum, target, K, H, K_WIDE, H_WIDE)
-        total += slope[:, None] * _row(u_before, target, K, H, K_WIDE, H_WIDE)
-    tl.store(by_start + place, total, mask=there)
+    k = tl.arange(0, K_WIDE)
+    begin, end = _span(starts, node, entries)
+    entry = tl.load(order + begin, mask=begin < end, other=0)
+    end = tl.where(tl.load(values + entry, mask=begin < end, other=0.0) != 0, end, begin)
+    if (end - begin <= LEAST) | (end - begin > MOST):
+        return
+    total = tl.zeros((EDGES, K_WIDE, H_WIDE), tl.float32)
+    for first in range(begin, end, EDGES):
+        edge = first + tl.arange(0, EDGES)
+        are = edge < end
+        target = tl.load(targets + edge, mask=are, other=0)
+        edge = tl.load(order + edge, mask=are, other=0)
+        for number in range(passes):
+            at, is_there = _at_edges(edge, are, number, entries, K, K_WIDE)
+            p = tl.load(share + at, mask=is_there, other=0.0)
+            slope = tl.load(by_score + at, mask=is_there, other=0.0)
+            of_pass = nodes.to(tl.int64) * (number * K * H)
+            total += p[:, :, None] * _rows(by_sum + of_pass, target, are, K, H, K_WIDE, H_WIDE)
+            total += slope[:, :, None] * _rows(before + of_pass, target, are, K, H, K_WIDE, H_WIDE)
+    grad = tl.load(by_own + place, mask=there, other=0.0) + tl.sum(total, axis=0)
+    by = tl.load(scale + node * K + k, mask=k < K, other=0.0)
+    unit = tl.load(start + place, mask=there, other=0.0)
+    tl.store(out + place, _across(grad, unit, by), mask=there)

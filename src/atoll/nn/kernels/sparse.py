@@ -1,8 +1,8 @@
 """Sparse products on a GPU: sums over bags of rows, and inner products of pairs of rows.
 
 Torch's `embedding_bag` gives a thread a whole bag, and the padding of a stacked matrix is one bag
-of thousands. Here a program reads many entries of its bag at once, steps over padding, and always
-sums in the same order.
+of thousands. Here a program works on several bags and reads many entries of each at once, steps
+over padding, and always sums in the same order.
 
 Tensors are float32 and contiguous, indices int32. Only for CUDA, and only where Triton is
 installed, which every GPU build of torch brings along.
@@ -15,22 +15,49 @@ import triton.language as tl
 from torch import Tensor
 
 COLUMNS = 64  # most columns that one program works on
+AT_ONCE = 8  # entries of a bag that are read at once
+UNROLLED = tl.constexpr(4)  # how many times as many of a bag that is longer
+AHEAD = 512  # entries among which a program looks for anything but padding
+NARROW = 16  # columns up to which a program takes two bags
+TILE = 2048  # numbers that one program reads at once, of other kernels
 
-TILE = 1024  # numbers that one program reads at once
 
+def bags(
+    dense: Tensor,
+    index: Tensor,
+    offsets: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None = None,
+    shared: bool = False,
+) -> Tensor:
+    """As `ops.bags`; bias, (B, columns), is added to the rows of each of B equal blocks.
 
-def bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
-    """As `ops.bags`: out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]]."""
+    Cora, ten clients, one seed and ten on an H200, microseconds: X W with 64 columns 5.7 and 37,
+    its transpose 14.7 and 106, A H 6.2 and 22; 7 columns 4.3 and 13. More bags or warps for a
+    program are slower.
+    """
     rows, columns, entries = offsets.shape[0], dense.shape[1], index.shape[0]
     out = dense.new_empty(rows, columns)
     wide = min(COLUMNS, triton.next_power_of_2(columns))
-    # As many entries at once as a usual bag has, but few enough for the registers.
-    usual = triton.next_power_of_2(max(4, entries // max(1, rows)))
-    at_once = max(1, min(TILE // wide, usual))
-    grid, warps = (rows, triton.cdiv(columns, wide)), max(1, min(4, wide * at_once // 256))
-    tensors = (dense, index.contiguous(), offsets.contiguous(), dense if weight is None else weight)
-    tiles = {"WIDE": wide, "AT_ONCE": at_once, "AHEAD": max(256, at_once), "num_warps": warps}
-    _bags[grid](*tensors, out, rows, entries, columns, WEIGHTED=weight is not None, **tiles)
+    together, warps = (2, 4) if wide <= NARROW else (1, 2)
+    grid = (triton.cdiv(rows, together), triton.cdiv(columns, wide))
+    height = rows if bias is None else rows // len(bias)
+    some = (dense if part is None else part for part in (weight, bias))
+    tensors = (dense, index.contiguous(), offsets.contiguous(), *some, out)
+    sizes = (rows, entries, columns, height, dense.shape[0])
+    kinds = {"WEIGHTED": weight is not None, "BIASED": bias is not None, "SHARED": shared}
+    tiles = {"ROWS": together, "AT_ONCE": AT_ONCE, "WIDE": wide, "AHEAD": AHEAD}
+    _bags[grid](*tensors, *sizes, **kinds, **tiles, num_warps=warps)
+    return out
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sums of x, (B, N, columns), over the rows of each block: (B, columns)."""
+    blocks, height, columns = x.shape
+    out = x.new_empty(blocks, columns)
+    wide = min(16, triton.next_power_of_2(columns))
+    grid = (blocks, triton.cdiv(columns, wide))
+    _column_sums[grid](x, out, height, columns, TALL=TILE // wide, WIDE=wide, num_warps=4)
     return out
 
 
@@ -46,44 +73,96 @@ def entry_dots(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "entries"])
+@triton.jit
+def _terms(
+    dense,
+    index,
+    weight,
+    place,
+    end,
+    d,
+    columns,
+    height,
+    WEIGHTED: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Entries of some bags, (ROWS, AT_ONCE), times their rows: (ROWS, AT_ONCE, WIDE)."""
+    there = place < end[:, None]
+    row = tl.load(index + place, mask=there, other=0)
+    if SHARED:
+        row = row % height
+    places = dense + row.to(tl.int64)[:, :, None] * columns + d[None, None, :]
+    found = tl.load(places, mask=there[:, :, None] & (d[None, None, :] < columns), other=0.0)
+    if WEIGHTED:
+        found *= tl.load(weight + place, mask=there, other=0.0)[:, :, None]
+    return found
+
+
+@triton.jit(do_not_specialize=["rows", "entries", "block_height", "dense_height"])
 def _bags(
     dense,
     index,
     offsets,
     weight,
+    bias,
     out,
     rows,
     entries,
     columns,
+    block_height,
+    dense_height,
     WEIGHTED: tl.constexpr,
-    WIDE: tl.constexpr,
+    BIASED: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    WIDE: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """One bag, and some of the columns."""
-    bag = tl.program_id(0)
+    """Some bags, and some of the columns."""
+    bag = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     e = tl.arange(0, AT_ONCE)
-    first = tl.load(offsets + bag)
+    first = tl.load(offsets + bag, mask=bag < rows, other=entries)
     end = tl.load(offsets + bag + 1, mask=bag + 1 < rows, other=entries)
-    total = tl.zeros((AT_ONCE, WIDE), tl.float32)
-    for block in range(first, end, AHEAD):
-        block_end = tl.minimum(block + AHEAD, end)
-        if WEIGHTED:
-            ahead = block + tl.arange(0, AHEAD)
-            seen = tl.load(weight + ahead, mask=ahead < block_end, other=0.0)
-            if tl.max(tl.abs(seen), axis=0) == 0:  # padding
-                block_end = block
-        for entry in range(block, block_end, AT_ONCE):
-            there = entry + e < block_end
-            row = tl.load(index + entry + e, mask=there, other=0).to(tl.int64)
-            places = dense + row[:, None] * columns + d[None, :]
-            found = tl.load(places, mask=there[:, None] & (d[None, :] < columns), other=0.0)
-            if WEIGHTED:
-                found *= tl.load(weight + entry + e, mask=there, other=0.0)[:, None]
-            total += found
-    tl.store(out + bag.to(tl.int64) * columns + d, tl.sum(total, axis=0), mask=d < columns)
+    start = first[:, None] + e[None, :]
+    total = _terms(dense, index, weight, start, end, d, columns, dense_height, WEIGHTED, SHARED)
+    longest = tl.max(end - first, axis=0)
+    entry, looked = AT_ONCE, AT_ONCE
+    while entry < longest:
+        if WEIGHTED and entry >= looked:
+            place = first[:, None] + entry + tl.arange(0, AHEAD)[None, :]
+            seen = tl.load(weight + place, mask=place < end[:, None], other=0.0)
+            looked = entry + AHEAD
+            if tl.max(tl.max(tl.abs(seen), axis=1), axis=0) == 0:  # padding
+                entry = looked
+        if entry < looked or not WEIGHTED:
+            for more in tl.static_range(UNROLLED):
+                place = start + entry + more * AT_ONCE
+                total += _terms(
+                    dense, index, weight, place, end, d, columns, dense_height, WEIGHTED, SHARED
+                )
+            entry += UNROLLED * AT_ONCE
+    found = tl.sum(total, axis=1)
+    inside = (bag[:, None] < rows) & (d[None, :] < columns)
+    if BIASED:
+        places = bias + (bag // block_height)[:, None] * columns + d[None, :]
+        found += tl.load(places, mask=inside, other=0.0)
+    tl.store(out + bag.to(tl.int64)[:, None] * columns + d[None, :], found, mask=inside)
+
+
+@triton.jit(do_not_specialize=["height"])
+def _column_sums(x, out, height, columns, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """Some columns of one block."""
+    block = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    for start in range(0, height, TALL):
+        n = start + tl.arange(0, TALL)
+        inside = (n[:, None] < height) & (d[None, :] < columns)
+        places = x + (block * height + n)[:, None] * columns + d[None, :]
+        total += tl.load(places, mask=inside, other=0.0)
+    tl.store(out + block * columns + d, tl.sum(total, axis=0), mask=d < columns)
 
 
 @triton.jit(do_not_specialize=["entries"])

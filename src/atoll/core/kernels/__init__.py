@@ -1,0 +1,22 @@
+"""Triton kernels that losses, noise, optimizers and scores share; the CPU has plain operations.
+
+Kernels work on contiguous float32 tensors on CUDA. Every GPU build of torch installs Triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether kernels written in Triton can work on x."""
+    return x.is_cuda and x.dtype == torch.float32 and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
