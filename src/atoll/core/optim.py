@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError
 from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
-from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
+from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map, with_leaves
 from atoll.core.vmap import kernels
 from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 from atoll.core.vmap.varied import Varied, is_zero, scalar
@@ -58,7 +58,7 @@ class Adam:
     def update(
         self, grads: Tree, params: Tree, state: AdamState, *, owned: bool = False
     ) -> tuple[Tree, AdamState]:
-        own, spec = flatten(params)
+        own = leaves(params)
         rest = [leaves(tree) for tree in (grads, state.mean, state.square)]
         _check_shapes(own, *rest)
         count = len(own)
@@ -68,7 +68,8 @@ class Adam:
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, None, state.steps, whole)
-        params, mean, square = (unflatten(out[i * count : (i + 1) * count], spec) for i in range(3))
+        parts = (out[i * count : (i + 1) * count] for i in range(3))
+        params, mean, square = (with_leaves(params, part) for part in parts)
         return params, AdamState(steps=steps, mean=mean, square=square)
 
     def _numbers(self, like: Tensor) -> Tensor | None:
