@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import is_
 from typing import Annotated, Protocol
 
 import torch
@@ -68,6 +69,8 @@ class Adam:
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, None, state.steps, whole)
+        if owned and all(map(is_, out, (*own, *inputs[2 * count :]))):  # overwritten in place
+            return params, AdamState(steps=steps, mean=state.mean, square=state.square)
         parts = (out[i * count : (i + 1) * count] for i in range(3))
         params, mean, square = (with_leaves(params, part) for part in parts)
         return params, AdamState(steps=steps, mean=mean, square=square)
