@@ -172,7 +172,7 @@ def vmap_trees(function: Callable[..., Any], *trees: Tree) -> Any:
         raise ValueError(f"trees can be mapped together if their first axes are equal, not {sizes}")
     (size,) = sizes
     # `torch.func.vmap` does the same, but flattens and checks every tree for half a millisecond.
-    vmap.lazy_load_decompositions()
+    vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
     with vmap.vmap_increment_nesting(size, "error") as level:
         lifted = [_functorch._add_batch_dim(leaf, 0, level) for leaf in given]
         found = function(*with_leaves(trees, lifted))

@@ -227,6 +227,9 @@ class FedSagePlus(Averaging):
         generator, seed = part
         if "features" in generator:
             return self.mend(graph, generator, seed, sparing=True)
+        return self._seen(graph, generator, seed)
+
+    def _seen(self, graph: Graph, generator: Tree, seed: Tensor) -> Seen:
         lost = parts.hide_nodes(seed, graph, self.hide, self.p_max)
         return Seen(lost, *self.neighgen.encode(generator, graph, lost.kept))
 
@@ -248,7 +251,8 @@ class FedSagePlus(Averaging):
     ) -> tuple[Shown, Learning]:
         """Train the generator alone, and show what it makes."""
         state = self._learned(graph, state, key)
-        sample = self._sample(graph, self.derive(graph, self.derived_from(state)), state.shown)
+        # Anew: `graph.derived` is of the generator before these epochs.
+        sample = self._sample(graph, self._seen(graph, state.generator, state.seed), state.shown)
         return self._show(state.generator["features"], sample), state
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)

@@ -263,8 +263,8 @@ class Lesson:
         def loss(params: Tree, key: Tensor) -> Tensor:
             x = method.generator(params, noise, labels)
             graph = self.pseudo_graph(x)
-            taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
-            found = self.answers(students, graph, fold(key, "students"), many=self.personal)
+            taught = self.answers(self.teachers, graph, (key, "teachers"), many=True)
+            found = self.answers(students, graph, (key, "students"), many=self.personal)
             found = found if self.personal else found.unsqueeze(0)
             known = taught.flatten(0, 1), labels.repeat(len(taught))
             wrong = functional.cross_entropy(*known, reduction="none")
@@ -291,8 +291,8 @@ class Lesson:
         def loss(params: Tree, key: Tensor) -> Tensor:
             taught = answers
             if method.server_dropout:
-                taught = self.answers(self.teachers, graph, fold(key, "teachers"), many=True)
-            found = self.answers(params, graph, fold(key, "students"), many=False)
+                taught = self.answers(self.teachers, graph, (key, "teachers"), many=True)
+            found = self.answers(params, graph, (key, "students"), many=False)
             return parts.divergence(found, taught, weight, method.discrepancy)
 
         def correct(student: Tree, moments: Tree) -> tuple[Tree, Tree]:
@@ -314,9 +314,16 @@ class Lesson:
         edges, weight = parts.nearest_neighbours(x, method.neighbours, method.neighbours_by)
         return make_graph(x, edges, self.labels, edge_weight=weight, views=method._hooks.views)
 
-    def answers(self, models: Tree, graph: Graph, key: Tensor | None, *, many: bool) -> Tensor:
-        """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph."""
-        predict, noise = self.method.predict, key if self.method.server_dropout else None
+    def answers(
+        self, models: Tree, graph: Graph, key: tuple[Tensor, str] | None, *, many: bool
+    ) -> Tensor:
+        """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph.
+
+        The key and its purpose make the noise of `server_dropout`.
+        """
+        predict, noise = self.method.predict, None
+        if self.method.server_dropout and key is not None:
+            noise = fold(*key)
         if not many:
             return predict(graph, models, None, noise)
         keys = []
