@@ -226,7 +226,8 @@ class FedSagePlus(Averaging):
     def derive(self, graph: Graph, part: Tree) -> parts.Made | Seen:
         generator, seed = part
         if "features" in generator:
-            return self.mend(graph, generator, seed, sparing=True)
+            made = self.mend(graph, generator, seed, sparing=True)
+            return replace(made, around=parts.surrounded(graph, graph.real, made))
         return self._seen(graph, generator, seed)
 
     def _seen(self, graph: Graph, generator: Tree, seed: Tensor) -> Seen:
