@@ -24,6 +24,7 @@ from bench.peer_runner import METHODS
 from bench.predict import predict
 from bench.processes import RunError
 from bench.roofline import floor, machine_peaks, round_of_fedavg
+from bench.rounds import rounds
 from bench.rounds_gpu import rounds_gpu
 from bench.soak import sites, soak
 from bench.tables import tables
@@ -312,6 +313,7 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
 main.add_command(faults)
 main.add_command(gpu)
 main.add_command(predict)
+main.add_command(rounds)
 main.add_command(rounds_gpu)
 main.add_command(sites)
 main.add_command(soak)

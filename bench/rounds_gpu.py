@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-RUNNER = Path(__file__).with_name("rounds_runner.py")
+RUNNER = Path(__file__).with_name("rounds_gpu_runner.py")
 HERE = Path(__file__).resolve().parents[1] / "src"
 CASES = "fedavg:cora:1,fedavg:cora:10,fedpub:cora:1"
 

@@ -28,6 +28,8 @@ from atoll.core.tree import (
     take,
     tree_map,
     unstack,
+    vmap_trees,
+    with_leaves,
 )
 
 
@@ -185,3 +187,17 @@ def test_trees_without_floats_are_finite(tree):
 def test_the_leaves_of_a_tree_are_tensors_alone():
     found = leaves([torch.zeros(1), None, 3, "x", {"a": torch.ones(1)}])
     assert [type(leaf) for leaf in found] == [Tensor, Tensor]
+
+
+def test_other_tensors_in_the_places_of_the_old_ones():
+    tree = Pair(torch.zeros(1), [None, 3, {"a": torch.ones(1)}, (torch.ones(2),)])
+    given = [torch.tensor(float(number)) for number in range(3)]
+    found = with_leaves(tree, given)
+    assert all(one is other for one, other in zip(leaves(found), given, strict=True))
+    assert structure(found) == structure(tree)
+    assert leaves(tree)[0].tolist() == [0]
+
+
+def test_trees_with_different_numbers_of_rows_cannot_be_mapped_together():
+    with pytest.raises(ValueError, match="first axes are equal"):
+        vmap_trees(lambda a, b: a, torch.zeros(2), [torch.zeros(3), None])

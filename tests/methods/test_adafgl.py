@@ -252,6 +252,26 @@ def test_latecomers_get_the_model_and_the_absent_wait(engine):
     assert all(same(state.model, final) for state in simulation.engine.export_states())
 
 
+def test_step_two_is_scored_from_one_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    plain = AdaFGL._outputs
+
+    def outputs(self: AdaFGL, *given: Any) -> Any:
+        calls.append(len(calls))
+        return plain(self, *given)
+
+    monkeypatch.setattr(AdaFGL, "_outputs", outputs)
+    fused = run(SHORT, 5)
+    # A client's deployed and local model are the same there, and the engine keeps the outputs.
+    assert len(calls) == 3 * len(fused.simulation.engine.programs())
+    calls.clear()
+    serial = run(SHORT, 5, "serial")
+    assert len(calls) == 2 * 3 * len(serial.history.nodes)
+    for model in ("deployed", "local"):
+        found, expected = (made.history.array(model, "loss", "test") for made in (fused, serial))
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
 def test_confidence_stays_and_moments_grow():
     short, long = states(run(SHORT, 3)), states(run(SHORT, 5))
     for early, late in zip(short, long, strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
+from atoll.core.message import ToAll, ToEach
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Empty, Tree, leaves, named_leaves, stack, structure, tree_map
 from atoll.engines.base import ENGINES
@@ -21,7 +22,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedSage, FedSagePlus
-from atoll.methods.fedsage_plus import Learning, Mended, Pull
+from atoll.methods.fedsage_plus import Learning, Mended, Pull, Seen
 from atoll.nn import GCN, GraphSAGE
 from atoll.nn.neighgen import (
     NeighGen,
@@ -200,7 +201,8 @@ def test_a_graph_is_mended_once_and_again_after_a_checkpoint(
     plain = FedSagePlus.derive
 
     def derive(self: FedSagePlus, graph: Graph, part: Tree) -> Any:
-        calls.append(len(calls))
+        if "features" in part[0]:  # the rest is derived while generators train
+            calls.append(len(calls))
         return plain(self, graph, part)
 
     monkeypatch.setattr(FedSagePlus, "derive", derive)
@@ -240,6 +242,22 @@ def test_a_generator_that_changes_is_not_taken_for_the_old_one() -> None:
     changed = engine.derived.added(*given, states).derived
     assert changed is not kept
     assert not torch.equal(changed.x, kept.x)
+
+
+def test_what_stays_the_same_in_exchanges_is_derived_once() -> None:
+    simulation = Simulation(small_federation(), plus())
+    method, engine, everyone = plus(), simulation.engine, simulation.clients(0)
+    shown = everyone.map(method.learn, ToAll(Empty())).x
+    members, states = next(iter(engine.states.stacks.items()))
+    given = (method, members, engine._graph(members))
+    kept = engine.derived.added(*given, states).derived
+    assert isinstance(kept, Seen)
+    pull = Pull(torch.ones_like(shown), shown.new_full((len(shown),), 1 / len(shown)))
+    everyone.map(method.pull, ToEach(pull))
+    after = engine.states.stacks[members]
+    old, new = (leaves(state.generator["features"]) for state in (states, after))
+    assert any(not torch.equal(*pair) for pair in zip(old, new, strict=True))
+    assert engine.derived.added(*given, after).derived is kept
 
 
 # What is hidden, and what is drawn
@@ -287,8 +305,8 @@ def test_an_exchange_gives_the_gradient_of_the_joint_loss(compat: str) -> None:
         pull = Pull(others, torch.tensor(1 / len(graphs)))
         _, after = method.pull(graph, pull, state, make_key(99))
         lost = hide_nodes(state.seed, graph, method.hide, method.p_max)
-        found = method.neighgen.encode(state.generator, graph, lost.kept)
-        drawn = method._sample(graph, lost, found, state.shown)
+        seen = Seen(lost, *method.neighgen.encode(state.generator, graph, lost.kept))
+        drawn = method._sample(graph, seen, state.shown)
         strangers = [method._strangers(g, 7, k) for g, k in zip(graphs, asked, strict=True)]
         candidates = [(graph.views["rows"][lost.index[drawn.nodes]], lost.there[drawn.nodes])]
         candidates += [one for j, one in enumerate(strangers) if j != i]

@@ -15,7 +15,7 @@ from atoll.core.graph import Graph
 from atoll.core.minibatch import minibatches
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
-from atoll.core.tree import Tree, flatten, inside_transform, leaves, unflatten
+from atoll.core.tree import Tree, inside_transform, leaves, with_leaves
 from atoll.core.vmap.stacks import Batch, current_batch
 
 Loss = Callable[[Tree, Graph, Tensor], Tensor]
@@ -121,11 +121,10 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     # Outside of `vmap` plain autograd gives the same numbers without the transforms' overhead,
     # which is as much as the work itself for a small graph.
     with torch.enable_grad():
-        flat, spec = flatten(params)
-        tracked = [leaf.detach().requires_grad_() for leaf in flat]
-        value = loss(unflatten(tracked, spec), key)
+        tracked = [leaf.detach().requires_grad_() for leaf in leaves(params)]
+        value = loss(with_leaves(params, tracked), key)
     found = torch.autograd.grad(value, tracked, allow_unused=True, materialize_grads=True)
-    return unflatten(found, spec)
+    return with_leaves(params, found)
 
 
 def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
@@ -133,17 +132,16 @@ def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor)
     # No client's loss depends on another client's parameters, so the gradient of all losses
     # contains each client's. `torch.func.grad` would wrap every operation in a second interpreter.
     with torch.enable_grad():
-        given, spec = flatten(params)
-        lowered = [batch.lower(leaf) for leaf in given]
+        lowered = [batch.lower(leaf) for leaf in leaves(params)]
         with batch.paused():
             flat = [stacked.detach().requires_grad_() for stacked, _ in lowered]
         axes = [axis for _, axis in lowered]
         tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
-        value, _ = batch.lower(loss(unflatten(tracked, spec), key))
+        value, _ = batch.lower(loss(with_leaves(params, tracked), key))
         with batch.paused():
             ones = torch.ones_like(value)
             found = torch.autograd.grad(
                 value, flat, ones, allow_unused=True, materialize_grads=True
             )
     lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]
-    return unflatten(lifted, spec)
+    return with_leaves(params, lifted)

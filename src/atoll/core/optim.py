@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import is_
 from typing import Annotated, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from atoll.core.errors import ConfigError
 from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.kernels import on_gpu
-from atoll.core.tree import Tree, flatten, inside_transform, leaves, record, tree_map, unflatten
+from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map, with_leaves
 from atoll.core.vmap import kernels
 from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 from atoll.core.vmap.varied import Varied, is_zero, scalar
@@ -59,7 +60,7 @@ class Adam:
     def update(
         self, grads: Tree, params: Tree, state: AdamState, *, owned: bool = False
     ) -> tuple[Tree, AdamState]:
-        own, spec = flatten(params)
+        own = leaves(params)
         rest = [leaves(tree) for tree in (grads, state.mean, state.square)]
         _check_shapes(own, *rest)
         count = len(own)
@@ -69,7 +70,10 @@ class Adam:
         else:
             whole = [_own(leaf, owned or i // count == 1) for i, leaf in enumerate(inputs)]
             steps, *out = _adam(self, None, state.steps, whole)
-        params, mean, square = (unflatten(out[i * count : (i + 1) * count], spec) for i in range(3))
+        if owned and all(map(is_, out, (*own, *inputs[2 * count :]))):  # overwritten in place
+            return params, AdamState(steps=steps, mean=state.mean, square=state.square)
+        parts = (out[i * count : (i + 1) * count] for i in range(3))
+        params, mean, square = (with_leaves(params, part) for part in parts)
         return params, AdamState(steps=steps, mean=mean, square=square)
 
     def _numbers(self, like: Tensor) -> Tensor | None:

@@ -46,7 +46,9 @@ class KeepsPrivate:
 
 def private_names(net: Net) -> tuple[str, ...]:
     """The parameters that never leave a client, () for most networks."""
-    return net.private if isinstance(net, PartlyPrivate) else ()
+    # Not by `PartlyPrivate`: every step asks, and `isinstance` of a protocol is slow.
+    names: tuple[str, ...] = getattr(net, "private", ())
+    return names
 
 
 def shared_part(net: Net, params: Tree) -> Tree:

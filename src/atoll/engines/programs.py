@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class PrivateStates:
     def same_structure(self, bucket: Members) -> list[Members]:
         """Split a bucket where members' states differ in kind (some may have none yet)."""
         homes = [self.home[position] for position in bucket]
-        if all(home is not None and home[0] is bucket for home in homes):
+        if len({None if home is None else id(home[0]) for home in homes}) == 1:
             return [bucket]
         groups: dict[Hashable, list[int]] = {}
         kinds: dict[int, Hashable] = {}
@@ -112,14 +112,6 @@ class PrivateStates:
         return None if home is None else take(self.stacks[home[0]], home[1])
 
 
-@runtime_checkable
-class Derives(Protocol):
-    """The owner of a step whose clients derive something again and again (`core.method.Method`)."""
-
-    def derived_from(self, state: Tree) -> Tree: ...
-    def derive(self, graph: Graph, part: Tree) -> Tree: ...
-
-
 class Derived:
     """What clients derive from their graphs and private states (`Method.derive`), for programs."""
 
@@ -128,9 +120,11 @@ class Derived:
     def __init__(self) -> None:
         self.kept: dict[Members, tuple[list[Tensor], list[tuple[int, int]], Tree]] = {}
 
-    def added(self, owner: object, members: Members, graph: Graph, states: Tree) -> Graph:
+    def added(self, owner: Any, members: Members, graph: Graph, states: Tree) -> Graph:
         """The graph with what its clients derive, if the owner of a step derives anything."""
-        if not isinstance(owner, Derives) or (part := owner.derived_from(states)) is None:
+        # Not a protocol: `isinstance` of one costs more than a small operation.
+        derives = getattr(owner, "derived_from", None)
+        if derives is None or (part := derives(states)) is None:
             return graph
         sources = leaves(part)
         # As long as the sources are kept here, no other tensor lies in their place.

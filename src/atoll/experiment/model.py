@@ -140,7 +140,7 @@ class ModelKeeper:
             np.full(clients, number),
             [tree] if isinstance(message, ToAll) else unstack(tree, clients),
             # Real sites keep their states: a list is what an engine on this machine has.
-            tree_map(torch.clone, states) if self.reads_states and isinstance(states, list) else (),
+            tree_map(_kept, states) if self.reads_states and isinstance(states, list) else (),
         )
         if better.all():
             self.model = new
@@ -158,6 +158,11 @@ class ModelKeeper:
         if self.model is None or (self.model.rounds != self.rule.rounds(history)).any():
             return None
         return self.model
+
+
+def _kept(leaf: Tensor) -> Tensor:
+    """A part of a private state for later; in main memory a step never overwrites its state."""
+    return leaf.clone() if leaf.is_cuda else leaf
 
 
 class _ReadTensors(TorchFunctionMode):

@@ -94,6 +94,14 @@ class Private:
 
 
 @record
+class Adapted:
+    """What a client of step 2 derives from its state: the model's logits, and log Y, (N, C)."""
+
+    logits: Tensor
+    outputs: Tensor
+
+
+@record
 class Server:
     """The global model, the best one so far and its score (`keep="best"`), the rule's state."""
 
@@ -195,13 +203,36 @@ class AdaFGL(Training):
     ) -> Tensor:
         if state is None or state.confidence is None:
             return self.net(message, graph, key)
-        around = self.adaptive.surroundings(self.net(state.model, graph), graph)
+        if key is None and isinstance(graph.derived, Adapted):
+            return graph.derived.outputs
+        around = self.adaptive.surroundings(self._logits(graph, state), graph)
+        return self._outputs(graph, around, state, key)
+
+    def _outputs(
+        self, graph: Graph, around: Surroundings, state: Private, key: Tensor | None
+    ) -> Tensor:
+        """Log Y."""
         outputs = torch.stack(self.adaptive(state.heads, around, graph, key)).softmax(-1)
         belief = around.belief.softmax(-1) if self.double_softmax else around.belief
+        assert state.confidence is not None
         trust = state.confidence
         trust = (trust >= HARD_SWITCH).to(trust.dtype) if self.switch == "hard" else trust
         mixed = mix_heads(trust, (outputs[0] + belief) / 2, outputs[1:].mean(0))
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
+
+    def derived_from(self, state: Private | None) -> Tree:
+        # Not the moments: they change nothing that is derived.
+        return None if state is None or state.confidence is None else replace(state, moments=None)
+
+    def derive(self, graph: Graph, part: Private) -> Adapted:
+        logits = self.net(part.model, graph)
+        around = self.adaptive.surroundings(logits, graph)
+        return Adapted(logits, self._outputs(graph, around, part, None))
+
+    def _logits(self, graph: Graph, state: Private) -> Tensor:
+        """Those of the federated model, which does not change in step 2."""
+        kept = isinstance(graph.derived, Adapted)
+        return graph.derived.logits if kept else self.net(state.model, graph)
 
     @property
     def reach(self) -> None:
@@ -245,7 +276,7 @@ class AdaFGL(Training):
             state = Private(None, message.model, self.adaptive.init(fold(key, "heads")), trust)
         if state is None or state.confidence is None:
             return state  # it has not received the global model yet: wait
-        around = self.adaptive.surroundings(self.net(state.model, graph), graph)
+        around = self.adaptive.surroundings(self._logits(graph, state), graph)
         start = state.heads, self.optimizer, state.moments, self.personal_epochs
         why = "adafgl propagates over the whole graph"
         heads, moments = fit(partial(self.heads_loss, around), *start, key, graph, needs_whole=why)

@@ -117,6 +117,15 @@ class Mended:
     moments: Tree
 
 
+@record
+class Seen:
+    """What stays the same while features are exchanged: hidden nodes, and the encoder's output."""
+
+    lost: parts.Lost
+    z: Tensor  # (N, latent)
+    count: Tensor  # n̂, (N,)
+
+
 class Sample(NamedTuple):
     """Kept nodes whose generated features are shown."""
 
@@ -206,14 +215,27 @@ class FedSagePlus(Averaging):
         return None  # its generator looks further than its classifier
 
     def derived_from(self, state: Tree) -> Tree:
-        return (state.generator, state.seed) if isinstance(state, Mended) else None
+        if isinstance(state, Mended):
+            return state.generator, state.seed
+        if not isinstance(state, Learning):
+            return None
+        # The rest of the generator trains in exchanges, and nothing here depends on it.
+        fixed = {name: state.generator[name] for name in ("encoder", "degree")}
+        return fixed, state.seed
 
-    def derive(self, graph: Graph, part: Tree) -> parts.Made:
+    def derive(self, graph: Graph, part: Tree) -> parts.Made | Seen:
         generator, seed = part
-        return self.mend(graph, generator, seed, sparing=True)
+        if "features" in generator:
+            made = self.mend(graph, generator, seed, sparing=True)
+            return replace(made, around=parts.surrounded(graph, graph.real, made))
+        return self._seen(graph, generator, seed)
 
-    def _mended(self, graph: Graph, state: Mended) -> parts.Made:
-        kept = isinstance(graph.derived, parts.Made)
+    def _seen(self, graph: Graph, generator: Tree, seed: Tensor) -> Seen:
+        lost = parts.hide_nodes(seed, graph, self.hide, self.p_max)
+        return Seen(lost, *self.neighgen.encode(generator, graph, lost.kept))
+
+    def _derived(self, graph: Graph, state: Learning | Mended) -> Tree:
+        kept = isinstance(graph.derived, parts.Made if isinstance(state, Mended) else Seen)
         return graph.derived if kept else self.derive(graph, self.derived_from(state))
 
     def predict(
@@ -221,7 +243,7 @@ class FedSagePlus(Averaging):
     ) -> Tensor:
         if not isinstance(state, Mended):
             return self.net(message, graph, key)
-        made = self._mended(graph, state)
+        made = self._derived(graph, state)
         return parts.mended_sage(self.net, message, graph, graph.real, made, key)
 
     @client_step(discloses={"x": SHOWN})
@@ -230,9 +252,8 @@ class FedSagePlus(Averaging):
     ) -> tuple[Shown, Learning]:
         """Train the generator alone, and show what it makes."""
         state = self._learned(graph, state, key)
-        lost = parts.hide_nodes(state.seed, graph, self.hide, self.p_max)
-        found = self.neighgen.encode(state.generator, graph, lost.kept)
-        sample = self._sample(graph, lost, found, state.shown)
+        # Anew: `graph.derived` is of the generator before these epochs.
+        sample = self._sample(graph, self._seen(graph, state.generator, state.seed), state.shown)
         return self._show(state.generator["features"], sample), state
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
@@ -261,9 +282,8 @@ class FedSagePlus(Averaging):
         self, graph: Graph, message: Pull, state: Learning, key: Tensor
     ) -> tuple[Shown, Learning]:
         """One step of the features' generator by the answers and the own loss; show the next."""
-        lost = parts.hide_nodes(state.seed, graph, self.hide, self.p_max)
-        found = self.neighgen.encode(state.generator, graph, lost.kept)  # not trained here
-        sample = self._sample(graph, lost, found, state.shown)
+        seen = self._derived(graph, state)
+        lost, sample = seen.lost, self._sample(graph, seen, state.shown)
         nodes, places = sample.nodes, sample.places
         weight, slopes = sample.used / (sample.size * self.p_max), message.slopes
         if places is not None:
@@ -282,7 +302,7 @@ class FedSagePlus(Averaging):
         layers, moments = fit(loss, *start, 1, key, graph, needs_whole=WHOLE)
         generator = {**state.generator, "features": layers}
         state = Learning(generator, state.seed, key, moments)
-        return self._show(layers, self._sample(graph, lost, found, key)), state
+        return self._show(layers, self._sample(graph, seen, key)), state
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Mended]:
@@ -292,7 +312,7 @@ class FedSagePlus(Averaging):
         if isinstance(state, Learning):
             generator = {name: state.generator[name] for name in ("encoder", "degree", "features")}
             state = Mended(generator, state.seed, None)
-        made = self._mended(graph, state)
+        made = self._derived(graph, state)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             logits = parts.mended_sage(self.net, params, graph, graph.real, made, key)
@@ -353,14 +373,13 @@ class FedSagePlus(Averaging):
         generator, _ = fit(loss, start, self._adam, None, epochs, key, graph, needs_whole=WHOLE)
         return Learning(generator, state.seed, key, None)
 
-    def _sample(
-        self, graph: Graph, lost: parts.Lost, found: tuple[Tensor, Tensor], key: Tensor
-    ) -> Sample:
+    def _sample(self, graph: Graph, seen: Seen, key: Tensor) -> Sample:
         """Some kept nodes, from what the encoder found on all."""
+        lost = seen.lost
         order = parts.random_order(fold(key, "nodes"), graph, lost.kept)
         turn = torch.arange(self.exchanged_nodes, device=order.device)
         nodes = order[turn.remainder(order.shape[0])]  # again from the first, if there are fewer
-        z, guess = found[0][nodes], found[1][nodes]
+        z, guess = seen.z[nodes], seen.count[nodes]
         mask = (turn < lost.kept.sum()).to(z.dtype)
         used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
         noisy = z + self._noise(key, graph.ids[nodes], z)

@@ -153,15 +153,15 @@ class GCFL(Mixing):
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Minimise the cross entropy from the cluster's model; measure how far, or how steep."""
-        steepness: list[Tensor] = []
+        steepness: list[Tree] = []
 
         def watch(grads: Tree, params: Tree) -> Tree:
-            steepness.append(norm(grads))
+            steepness[:] = [grads]  # only the last one's norm is sent
             return grads
 
         adjust = watch if self.similarity == "gradient-norms" else None
         model, own = fit_received(self, graph, received, state, key, adjust=adjust)
-        sent = steepness[-1] if steepness else None
+        sent = norm(steepness[-1]) if steepness else None
         if self.similarity == "update-norms":
             sent = norm(tree_map(torch.sub, model, received))
         return Update(model, graph.size(self.weight_by), sent), own

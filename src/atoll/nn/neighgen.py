@@ -41,6 +41,7 @@ class Made:
     linked: Tensor  # one for those that their node receives, zero for unused slots, (n, s)
     total: Tensor  # sum of the features that a node receives, (N, D), or of the places' nodes only
     places: Places | None = None  # None if every slot of every node is made
+    around: tuple[Sparse, Tensor] | None = None  # `surrounded`, where that is kept
 
     def at(self, rows: Tensor) -> Tensor:
         """The row of the node of each: (N, C) -> (n, 1, C)."""
@@ -146,11 +147,12 @@ def mended_sage(
     net: GraphSAGE, params: Tree, graph: Graph, kept: Tensor, made: Made | None, key: Tensor | None
 ) -> Tensor:
     """Logits, (N, C), on a graph with made nodes, without the edges of nodes not `kept`, (N,)."""
-    adjacency, size = _edges_from(graph, kept)
+    if made is not None and made.around is not None:
+        adjacency, size = made.around
+    else:
+        adjacency, size = surrounded(graph, kept, made)
     h = graph.views["x"]
     if made is not None:
-        count = made.summed(torch.ones_like(made.linked).unsqueeze(-1))
-        size = size + (count if made.places is None else made.places.onto(count))
         g, total = made.x, made.total
     for number, layer in enumerate(params):
         if number and isinstance(h, Tensor):
@@ -167,6 +169,15 @@ def mended_sage(
         h = gathered / size.clamp(min=1) + matmul(h, layer["self"]) + layer["bias"]
     assert isinstance(h, Tensor)
     return h
+
+
+def surrounded(graph: Graph, kept: Tensor, made: Made | None) -> tuple[Sparse, Tensor]:
+    """The edges of kept nodes, and how many neighbours each node has with the made ones, (N, 1)."""
+    adjacency, size = _edges_from(graph, kept)
+    if made is None:
+        return adjacency, size
+    count = made.summed(torch.ones_like(made.linked).unsqueeze(-1))
+    return adjacency, size + (count if made.places is None else made.places.onto(count))
 
 
 def _edges_from(graph: Graph, nodes: Tensor) -> tuple[Sparse, Tensor]:

@@ -142,9 +142,8 @@ def bags(
     index = index.remainder(len(dense)) if shared else index
     if dense.is_cuda and index.numel() * dense.shape[1] > CSR_ABOVE:
         return _csr_bags(dense, index, offsets, weight)
-    return functional.embedding_bag(
-        index, dense.contiguous(), offsets, mode="sum", per_sample_weights=weight
-    )
+    # Not by `functional`, whose checks cost as much as a small product; 0 is the sum.
+    return torch.embedding_bag(dense.contiguous(), index, offsets, False, 0, False, weight)[0]
 
 
 NARROW_ON_GPU = 64
@@ -319,7 +318,8 @@ class _Product(_KeepsInputs):
 
 def _in_block(columns: Tensor, t_offsets: Tensor, dense: Tensor) -> Tensor:
     """The rows of dense that the entries read; all blocks may share them (`_Product`)."""
-    return columns.remainder(len(dense)) if len(dense) < len(t_offsets) else columns
+    height = dense.shape[0]
+    return columns.remainder(height) if height < t_offsets.shape[0] else columns
 
 
 class _ColumnSums(Function):
