@@ -67,9 +67,8 @@ def _plain(run: RunActivity) -> Json:
 
 
 def _site(activity: SiteActivity) -> Json:
-    runs = [
-        {**_plain(run), "private": run.name in activity.private} for run in reversed(activity.read())
-    ]
+    newest = reversed(activity.read())
+    runs = [{**_plain(run), "private": run.name in activity.private} for run in newest]
     spent, limit, delta = activity.budget()
     finite = spent if math.isfinite(spent) else None  # JSON has no infinity
     epsilon = {"spent": finite, "limit": limit, "delta": delta, "releases": len(activity.releases)}
