@@ -351,3 +351,7 @@ def test_the_gradient_of_dropout_is_its_mask_alone_and_under_vmap():
         mask = dropout(torch.ones(5, 4), keys[k], IDS[:5], 0.5)
         assert torch.equal(slope(h[k], keys[k]), mask)
         assert torch.equal(together[k], mask)
+
+
+def test_shapes_are_known_without_numbers():
+    assert uniform(make_key(0).to("meta"), (3, 4), torch.float32).shape == (3, 4)
