@@ -32,14 +32,17 @@ def run_side(source: Path, side: str, cases: list[str], listing: Path | None) ->
 
 
 @click.command("rounds-gpu")
-@click.option("--against", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--against", type=click.Path(path_type=Path),
               help="Source tree of another version (its folder src), measured first.")  # fmt: skip
 @click.option("--cases", default=CASES, show_default=True, help="METHOD[+PRESET]:DATA:SEEDS, ...")
-@click.option("--listing", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--listing", type=click.Path(path_type=Path),
               help="Folder for lists of the kernels of a round.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write.")
 def rounds_gpu(against: Path | None, cases: str, listing: Path | None, out: Path | None) -> None:
     """Milliseconds and kernels a round on a GPU: this version and another, in one run."""
+    for folder in filter(None, (against, listing)):
+        if not folder.is_dir():
+            raise click.ClickException(f"there is no folder '{folder}'.")
     wanted = [case.strip() for case in cases.split(",") if case.strip()]
     sides = {"new": run_side(HERE, "new", wanted, listing)} if against is None else {
         "old": run_side(against, "old", wanted, listing),

@@ -91,7 +91,7 @@ class Killed(BaseException):
     """Stands for kill -9: nothing gets the chance to clean up."""
 
 
-@pytest.mark.parametrize("name", ["fedath", "fedtad"])
+@pytest.mark.parametrize("name", ["fedath", pytest.param("fedtad", marks=pytest.mark.long)])
 def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(name, make_room):
     federation = small_federation((13, 9))
     options = {"rounds": 2, "set": SMALL, "epochs": 1}

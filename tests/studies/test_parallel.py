@@ -275,7 +275,10 @@ run_study(Path(sys.argv[1]), runs, about={"kind": "compare"}, jobs=2)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)],
+)
 def test_no_worker_outlives_its_parent(tmp_path: Path, number: int) -> None:
     # A script without a guard around its calls, as people write them.
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
