@@ -91,7 +91,7 @@ def test_every_option_is_taken_and_saved(cli, tmp_path: Path) -> None:
 def test_a_saved_run_repeats_exactly(cli, tmp_path: Path) -> None:
     first = cli(*SMALL, "--seeds", 2, "--set", "hidden=8", "--out", "a", "--json", "--quiet")
     assert sorted(contents(tmp_path / "a")) == [
-        "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
+        "config.toml", "ledger.csv", "metrics.csv",
         "model/seed-0/MODEL_CARD.md",
         "model/seed-0/deployed.safetensors", "model/seed-0/model.toml",
         "model/seed-1/MODEL_CARD.md",

@@ -145,7 +145,7 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
     options = {"seeds": 2, "fraction": 0.7, "set": {"hidden": 8}, **SMALL}
     first = atoll.run("fedprox", out=tmp_path / "a", **options)
     assert sorted(contents(tmp_path / "a")) == [
-        "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
+        "config.toml", "ledger.csv", "metrics.csv",
         "model/seed-0/MODEL_CARD.md", "model/seed-0/deployed.safetensors",
         "model/seed-0/model.toml",
         "model/seed-1/MODEL_CARD.md", "model/seed-1/deployed.safetensors",
@@ -369,7 +369,6 @@ def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
         atoll.run("fedavg", out=tmp_path, save_every=0, **options)
     assert sorted(contents(tmp_path)) == [
         "config.toml",
-        "federation.npz",
         "seed-0/checkpoint.atoll",
         "seed-0/partition.npz",
     ]
