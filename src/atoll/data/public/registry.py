@@ -169,6 +169,12 @@ def missing_files(info: DatasetInfo, root: str | Path | None = None) -> list[str
     return [file for file in info.files if not (home / file).is_file()]
 
 
+def homes_of_data(text: str, root: str | Path | None = None) -> list[Path]:
+    """The folders of the sets that the name of a set or a group means."""
+    plain = parse_name(text)[0]
+    return [data_root(root) / dataset_info(one).home for one in sets_of_group(plain) or (plain,)]
+
+
 def is_present(name: str, root: str | Path | None = None) -> bool:
     """Whether all raw files of a set are there."""
     return not missing_files(dataset_info(name), root)

@@ -240,11 +240,11 @@ def open_raw(
 
             allowed = [DataEdgeAttr, DataTensorAttr, GlobalStorage]
             stack.enter_context(torch.serialization.safe_globals(allowed))
-        if not (home / "processed" / cache).is_file() and not _writable(home):
+        if not _is_fresh(home, cache) and not _writable(home):
             root = _shelf(home, stack)
             _link_raw(home, root / relative)
             home = root / relative
-        if not (home / "processed" / cache).is_file():
+        if not _is_fresh(home, cache):
             check_pickles(home)
             with workspace(home) as work, quiet():
                 _link_raw(home, work / relative)
@@ -261,6 +261,13 @@ def open_raw(
 
 def _refuse_download(_: object) -> None:
     raise DataError("raw files are missing, and loading does not download; run: atoll data fetch")
+
+
+def _is_fresh(home: Path, cache: str) -> bool:
+    """Whether a class has made its cache, and no raw file was changed since."""
+    made = home / "processed" / cache
+    raw = [file.stat().st_mtime for file in home.glob("raw/*") if file.is_file()]
+    return made.is_file() and made.stat().st_mtime >= max(raw, default=0.0)
 
 
 def _writable(home: Path) -> bool:
