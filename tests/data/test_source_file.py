@@ -25,7 +25,9 @@ FULL = Source(
     edge_time=np.array([0.1, 0.2, 0.3]),
     settled=True,
 )
-SMALL = GraphSet("set", np.ones((3, 2), np.float32), EDGES[:, :1], np.array([0, 2, 3]), EDGES[0, :2], 2)
+SMALL = GraphSet(
+    "set", np.ones((3, 2), np.float32), EDGES[:, :1], np.array([0, 2, 3]), EDGES[0, :2], 2
+)
 
 
 def check_equal(one, two):

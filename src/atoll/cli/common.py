@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import json
 import signal
@@ -128,6 +129,16 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Import without garbage collections, which take long and find nothing in modules."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def fresh_folder(name: str) -> Path:

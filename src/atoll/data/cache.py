@@ -59,11 +59,11 @@ class Cache:
 
     @classmethod
     def of_environment(cls) -> Cache | None:
-        """The cache below ATOLL_CACHE, XDG_CACHE_HOME/atoll or ~/.cache/atoll; None if it is off."""
-        given, shared = os.environ.get("ATOLL_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        if given == OFF:
-            return None
-        return cls((Path(given) if given else Path(shared, "atoll")).expanduser() / "prepared")
+        """Below ATOLL_CACHE, XDG_CACHE_HOME/atoll or ~/.cache/atoll; None if it is off."""
+        given = os.environ.get("ATOLL_CACHE")
+        shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "atoll")
+        folder = Path(given) if given else shared
+        return None if given == OFF else cls(folder.expanduser() / "prepared")
 
     def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
         """The content of an entry; None if there is none, or none that is whole."""
@@ -84,8 +84,8 @@ class Cache:
 
     def write(self, kind: str, key: str, write: Callable[[Path], object], size: int = 0) -> None:
         """Make an entry of the file that `write` writes; a full or read-only disk is no error."""
-        if size > self.limit // MOST:
-            return
+        if size > self.limit // MOST or any(self._shelf(key).glob(f"{kind}-{key}-*")):
+            return  # too large, or another process was quicker
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.folder, shelf := self._shelf(key)):
@@ -130,7 +130,9 @@ class Cache:
         whole = hashlib.sha256()
         for file in files:
             with file.open("rb") as raw:
-                whole.update(f"{file.name} {hashlib.file_digest(raw, 'sha256').hexdigest()}".encode())
+                whole.update(
+                    f"{file.name} {hashlib.file_digest(raw, 'sha256').hexdigest()}".encode()
+                )
         newest = max((at.st_ctime for _, at in stats), default=0.0)
         if time.time() - newest > RECENT:
             self.write("files", key, lambda path: path.write_text(whole.hexdigest()))
@@ -175,7 +177,9 @@ def _code() -> str:
     """A hash of the code that decides an entry: an edit must not find entries of before."""
     package = Path(__file__).parents[1]
     roots = (package / part for part in CODE)
-    files = [file for root in roots for file in (sorted(root.rglob("*.*")) if root.is_dir() else [root])]
+    files = [
+        file for root in roots for file in (sorted(root.rglob("*.*")) if root.is_dir() else [root])
+    ]
     names = ("py", "toml", "csv", "sha256")
     read = (file.read_bytes() for file in files if file.name.rpartition(".")[2] in names)
     return hashlib.sha256(b"".join(read)).hexdigest()

@@ -77,9 +77,7 @@ def load(
     return found, []
 
 
-def _public(
-    name: str, root: str | Path | None
-) -> Callable[[], Source | GraphSet | GraphGroup]:
+def _public(name: str, root: str | Path | None) -> Callable[[], Source | GraphSet | GraphGroup]:
     """The loader of a public set or a group, whose name and options are known to be right."""
     plain, options = registry.parse_name(name)
     table = None if sets_of_group(plain) else TABLES.get(dataset_info(plain).name)

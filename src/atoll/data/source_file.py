@@ -42,10 +42,12 @@ def load_source(path: Path) -> Source | GraphSet | GraphGroup:
     with safe_open(path, framework="np") as file:
         about = json.loads(file.metadata()["about"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    parts = []
+    parts: list[Any] = []
     for number, plain in enumerate(about["parts"]):
         start = f"{number}."
-        values = plain | {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+        values = plain | {
+            k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)
+        }
         if about["kind"] == "Source":
             values["columns"] = {
                 name.removeprefix("columns."): np.array(values.pop(name))
@@ -58,4 +60,7 @@ def load_source(path: Path) -> Source | GraphSet | GraphGroup:
             entries = tuple(values.pop(f"x.{name}") for name in SPARSE)
             values["x"] = sp.csr_array(entries, shape=tuple(values.pop("x.shape")))
         parts.append((Source if about["kind"] == "Source" else GraphSet)(**values))
-    return GraphGroup(about["name"], tuple(parts)) if about["kind"] == "GraphGroup" else parts[0]
+    if about["kind"] == "GraphGroup":
+        return GraphGroup(about["name"], tuple(parts))
+    found: Source | GraphSet = parts[0]
+    return found

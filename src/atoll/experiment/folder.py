@@ -230,6 +230,7 @@ class RunFolder:
                 privacy=about.get("privacy"),
                 first_day=FirstDay(**about["first_day"]) if "first_day" in about else None,
                 positive=about.get("positive", 1),
+                profile=about.get("profile", {}),
                 hyperparameters=about["hyperparameters"],
                 **{name: about[name] for name in same},
             )

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 import msgspec
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll import __version__
+from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.task import GRAPHS, NODES
@@ -43,6 +45,7 @@ TRAINING = (
 UNEVEN = 1e3  # how far the scales of two feature columns may be apart without a warning
 CONFIG = "config"  # among the facts about cached clients: what the data decided
 SHARE = 4  # federations are kept in at most the free memory divided by this
+_LOADING = Lock()  # threads that divide data for several seeds load them once
 Data = Source | GraphSet | GraphGroup | Federation  # data that Python may give in place of a name
 
 
@@ -73,11 +76,12 @@ class Problem:
     config: RunConfig  # completed by the protocol
     rules: Protocol
     data: Data | None = None  # an object in place of a name
+    clock: Clock = OFF
 
     @classmethod
-    def of(cls, given: RunConfig, data: Data | None = None) -> Problem:
+    def of(cls, given: RunConfig, data: Data | None = None, clock: Clock = OFF) -> Problem:
         """Resolve a configuration; no data are loaded yet."""
-        return cls(given, *resolve(given, task_of_object(data)), data)
+        return cls(given, *resolve(given, task_of_object(data)), data, clock)
 
     @property
     def divided(self) -> Header | None:
@@ -111,7 +115,8 @@ class Problem:
         if (cache := self.cache) is None:
             return self._make(seed)
         key = self._key(seed, cache)
-        found = cache.read("federation", key, partial(_cached, config))
+        with self.clock.stage("loading"):
+            found = cache.read("federation", key, partial(_cached, config))
         if found is None:
             found = self._make(seed)
             # Only these may differ from `self.config`; the data decide them.
@@ -129,7 +134,7 @@ class Problem:
         return None if users else Cache.of_environment()
 
     def _key(self, seed: int, cache: Cache) -> str:
-        """The key of the clients of a seed: the content of the data, and every option that counts."""
+        """The key of the clients of a seed, by the data's content and every option that counts."""
         data, root = self.config.data, self.config.data_root
         raw = "" if built_in(data) else cache.hash_of(homes_of_data(data, root))
         plain = {"data_root": None, "from_run": None, "held_out_client": None, "dp": None}
@@ -138,7 +143,9 @@ class Problem:
 
     def _make(self, seed: int) -> Division:
         config, data = self.config, self.data
-        source, notes = (data, []) if data is not None else self.load(seed)
+        assert not isinstance(data, Federation)
+        with self.clock.stage("loading"):
+            source, notes = (data, []) if data is not None else self.load(seed)
         if not isinstance(source, Source):
             # A group divides itself; a wish of the user must be refused then, not overruled.
             wishes = self.given if isinstance(source, GraphGroup) else config
@@ -176,7 +183,10 @@ class Problem:
         """The named data, undivided, and the loader's notes."""
         # Only built-in data depend on the seed.
         again = self.config.seeds == 1 or built_in(self.config.data)
-        return self._load(seed) if again else self._loaded
+        if again:
+            return self._load(seed)
+        with _LOADING:
+            return self._loaded
 
     @cached_property
     def _loaded(self) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
