@@ -13,7 +13,6 @@ from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.archive import is_federation_file, load_federation, save_federation
-from atoll.data.cache import Cache
 from atoll.data.divide import federate
 from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
@@ -123,7 +122,7 @@ def load(
     """
     if is_federation_file(name):
         return load_federation(name, **options)
-    return load_any(name, root=root, cache=Cache.of_environment(), **options)[0]
+    return load_any(name, root=root, **options)[0]
 
 
 def partition(

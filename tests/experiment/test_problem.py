@@ -352,7 +352,7 @@ def test_runs_have_the_same_numbers_cold_warm_and_without_a_cache(
         real_data(other)
     config = make_config(data=name, data_root=root, rounds=2, seeds=2, **options)
     cold, warm = RunPlan(config).run(), RunPlan(config).run()
-    assert "source" in kinds(cache)
+    assert "federation" in kinds(cache)
     found = Problem.of(config).divide(0)
     monkeypatch.setenv("ATOLL_CACHE", "off")
     plain = RunPlan(config).run()
@@ -421,5 +421,6 @@ def test_a_run_from_the_cache_imports_no_package_that_only_loading_needs(cache, 
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
         loaded.append(set(done.stdout.split()))
     assert "scipy" in loaded[0]
+    assert "torch_geometric" not in loaded[0]
     heavy = {"scipy", "torch_geometric", "sklearn", "networkx", "pandas", "pyarrow", "matplotlib"}
     assert not loaded[1] & (heavy | {"transformers", "sknetwork", "pymetis", "sympy"})

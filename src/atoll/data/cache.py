@@ -1,4 +1,4 @@
-"""A cache on disk of public and built-in data: loading and dividing them costs once.
+"""A cache on disk of the clients of public and built-in data: dividing them costs once.
 
 An entry's key is the SHA-256 of all that decides its content: the bytes of the raw files, the
 recipe, the seed, the code of Atoll's that reads and divides, and the versions of the packages that

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.core.task import NODES
-from atoll.data.cache import Cache, key_of
 from atoll.data.own.rules import rules_from_words
 from atoll.data.own.schema import OwnOptions
 from atoll.data.public import registry
 from atoll.data.public.registry import DATASETS, GROUPS, dataset_info, sets_of_group
 from atoll.data.public.tables import TABLES
 from atoll.data.source import GraphGroup, GraphSet, Source
-from atoll.data.source_file import load_source, save_source
 from atoll.data.spec import Value, options_of
 from atoll.data.synthetic import BUILT_IN, built_in, make_lagoon, parse_lagoon
 
@@ -37,7 +34,6 @@ def load(
     encoder: Encoder | None = None,  # of an earlier run, which the user's tables must fit
     measure: str = "federated",  # how several owners measure columns: `own.agree.MODES`
     private: bool = False,  # whether the schema must declare what owners would tell
-    cache: Cache | None = None,  # of public sets; a user's own data never get there
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
     """A source, and the sentences of the loader of a user's own data.
 
@@ -66,33 +62,20 @@ def load(
         hint = "`atoll datasets` lists the names, and a graph of your own is given by its path"
         hint = f"did you mean '{names[near[0]]}'?" if near else hint
         raise ConfigError(f"unknown data set '{name}'; {hint}")
-    make = _public(name, root)
-    if cache is None:
-        return make(), []
-    key = key_of(name, cache.hash_of(registry.homes_of_data(name, root)))
-    found = cache.read("source", key, load_source)
-    if found is None:
-        found = make()
-        cache.write("source", key, partial(save_source, found))
-    return found, []
-
-
-def _public(name: str, root: str | Path | None) -> Callable[[], Source | GraphSet | GraphGroup]:
-    """The loader of a public set or a group, whose name and options are known to be right."""
     plain, options = registry.parse_name(name)
     table = None if sets_of_group(plain) else TABLES.get(dataset_info(plain).name)
     if table is not None:
         for option in options:
             check_name(f"option of data set '{plain}'", option, options_of(table))
-        return partial(registry.load_dataset, plain, root, options=options)
+        return registry.load_dataset(plain, root, options=options), []
     features, max_degree = _graph_set_options(plain, options)
     if sets_of_group(plain):
-        return partial(registry.load_group, plain, root, features=features, max_degree=max_degree)
+        return registry.load_group(plain, root, features=features, max_degree=max_degree), []
     info = dataset_info(plain)
     if root is not None and not registry.is_present(plain, root):
         advice = f"get it with: atoll data fetch {info.name} --data-root {root}"
         raise DataError(f"data set '{info.name}' is not in {root}; {advice}")
-    return partial(registry.load_dataset, plain, root, features=features, max_degree=max_degree)
+    return registry.load_dataset(plain, root, features=features, max_degree=max_degree), []
 
 
 def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, int | None]:

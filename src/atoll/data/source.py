@@ -20,14 +20,18 @@ TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
 
 
-def compact(x: np.ndarray, sparse_below: float) -> np.ndarray | sp.csr_array:
+def compact(x: np.ndarray | sp.csr_array, sparse_below: float) -> np.ndarray | sp.csr_array:
     """Features as float32; as CSR when the share of non-zero entries is smaller."""
-    x = x.astype(np.float32, copy=False)
-    if np.count_nonzero(x) >= sparse_below * x.size:
-        return x
     import scipy.sparse as sp  # here and below: half a second that a cached run does not need
 
-    return sp.csr_array(x)
+    x = x.astype(np.float32, copy=False)
+    entries = np.count_nonzero(x) if isinstance(x, np.ndarray) else x.count_nonzero()
+    if entries >= sparse_below * x.shape[0] * x.shape[1]:
+        return x if isinstance(x, np.ndarray) else x.toarray()
+    made = sp.csr_array(x)
+    made.eliminate_zeros()
+    made.sort_indices()
+    return made
 
 
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -218,7 +218,6 @@ class Problem:
             encoder=encoder,
             measure="pooled" if divided else measure,
             private=config.dp is not None,
-            cache=self.cache,
         )
 
     def prepare(self, source: Source) -> tuple[Source, RunConfig]:
