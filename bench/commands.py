@@ -102,9 +102,11 @@ def commands(
     names = only or tuple(COMMANDS)
     more = [] if rounds is None else ["--rounds", str(rounds)]
     options = {name: more + (["--device", device] if name != "demo" else []) for name in names}
-    if any("--data" in COMMANDS[name] for name in names):
-        code = LOAD.format([one for one in SETS if any(f" {one} " in COMMANDS[n] for n in names)])
-        timed(["-c", code], {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])})
+    sources = [HERE, *([against] if against else [])]
+    sets = [one for one in SETS if any(f" {one} " in COMMANDS[name] for name in names)]
+    for source in sources if sets else ():
+        path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
+        timed(["-c", LOAD.format(sets)], {**os.environ, "PYTHONPATH": path})
     starts = [timed(["-c", START.format(device)], dict(os.environ)) for _ in range(3)]
     start = {key: median(one[key] for one in starts) for key in starts[0]}
     click.echo(f"torch's import and the start of {device}: {start['seconds']:.2f} s")
@@ -112,7 +114,7 @@ def commands(
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in names:
             # Other code may know no cache: its second time is like its first.
-            work = [(HERE, 1 + repeats), *([(against, 1)] if against else [])]
+            work = [(source, 1 + repeats if source == HERE else 1) for source in sources]
             with ThreadPoolExecutor(len(work) if together else 1) as pool:
                 made = [
                     pool.submit(whole, source, name, options[name], Path(folder), times)
