@@ -99,10 +99,11 @@ def demo(out: Path | None, **given: int) -> None:
     with common.without_collection():
         from atoll.experiment.config import make_config
         from atoll.experiment.folder import check_folder
+        from atoll.experiment.problem import FederationCache
         from atoll.experiment.run import RunPlan
         from atoll.present.terminal import Watcher
 
-    folder, results = out or common.fresh_folder("demo"), []
+    folder, results, divide = out or common.fresh_folder("demo"), [], FederationCache()
     # On this small graph the evaluator of FedATH's public code does better than its paper's.
     fedath = {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 0.001}
     methods = {"local": {}, "fedavg": {}, "fedath": fedath}
@@ -116,7 +117,7 @@ def demo(out: Path | None, **given: int) -> None:
         to = folder / config.method
         watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
         with common.stoppable(partial(_report_stop, to)), watcher:
-            results.append(RunPlan(config, to, watcher).run())
+            results.append(RunPlan(config, to, watcher, divide=divide).run())
     common.show_results(results, folder, as_json=False, quiet=False)
 
 

@@ -98,7 +98,7 @@ class RunFolder:
 
         made = describe(federation, shape=False)
         found = {name: np.asarray(getattr(made, name)) for name in MEASURED}
-        with contextlib.suppress(OSError):  # a report of somebody else's run
+        with contextlib.suppress(OSError):  # the folder may be another user's
             _write_arrays(self.path / MEASURES, found)
         return found
 
