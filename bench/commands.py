@@ -89,7 +89,7 @@ def whole(
 @click.option("--rounds", type=click.IntRange(min=1), help="Instead of each command's own.")
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(min=1),
               help="With a warm cache; the median counts.")  # fmt: skip
-@click.option("--against", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--against", type=click.Path(file_okay=False, path_type=Path),
               help="The folder src of other code, measured beside this one.")  # fmt: skip
 @click.option("--only", multiple=True, type=click.Choice(list(COMMANDS)), help="Repeatable.")
 @click.option("--together", is_flag=True, help="Both sources at the same time.")

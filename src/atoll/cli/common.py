@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -133,12 +134,17 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Import without garbage collections, which take long and find nothing in modules."""
-    gc.disable()
+    """Import torch without garbage collections, which find nothing in modules, then or later."""
+    # A process that has torch already may have garbage, which a freeze would keep.
+    first = "torch" not in sys.modules and gc.isenabled()
+    if first:
+        gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if first:
+            gc.freeze()
+            gc.enable()
 
 
 def fresh_folder(name: str) -> Path:
