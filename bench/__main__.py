@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import scale as scaling
 from bench import simulators
+from bench.commands import commands
 from bench.compare import RAW, Row, Work, compare, machine, report, table
 from bench.faults import faults
 from bench.gpu import gpu
@@ -310,6 +311,7 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
+main.add_command(commands)
 main.add_command(faults)
 main.add_command(gpu)
 main.add_command(predict)

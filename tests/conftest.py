@@ -6,6 +6,8 @@ import os
 
 # Read when torch is loaded: threads that wait in a busy loop starve each other's processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# No test finds what another one, or the user, has cached; tests of the cache name a folder.
+os.environ["ATOLL_CACHE"] = "off"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -96,3 +98,16 @@ def test_fresh_folders_have_safe_names_and_differ(
     assert first == Path("atoll-runs/now-fedavg-a-b-c")
     first.mkdir(parents=True)
     assert common.fresh_folder("fedavg-a/b:c").name == "now-fedavg-a-b-c-2"
+
+
+def test_imports_wait_for_no_collection_once(monkeypatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(gc.isenabled()))
+    with common.without_collection():  # torch is loaded: there may be garbage
+        assert gc.isenabled()
+    assert not frozen
+    monkeypatch.delitem(sys.modules, "torch")
+    with common.without_collection():
+        assert not gc.isenabled()
+    assert frozen == [False]
+    assert gc.isenabled()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.data.archive import read_header
 from atoll.experiment import problem
 from tests.data.own.graphs import folder
 
@@ -18,6 +19,19 @@ def test_checking_nothing(cli) -> None:
     assert cli("data", "check").stdout == (
         "no data set is here; get one with: atoll data fetch NAME\n"
     )
+
+
+def test_the_cache_is_shown_and_cleared_and_can_be_left_out(cli, tmp_path, monkeypatch) -> None:
+    assert cli("data", "cache").stdout == "the cache is off (ATOLL_CACHE=off)\n"
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "c"))
+    empty = f"{tmp_path}/c/prepared: 0 entries; 0.0 of 2147 MB\n"
+    small = ("--data", "lagoon:nodes=300", "--clients", "3")
+    cli("partition", *small, "--no-cache", "--out", "a")
+    assert cli("data", "cache").stdout == empty
+    cli("partition", *small, "--out", "b")
+    assert ": 1 entries, 1 of federation; " in cli("data", "cache").stdout
+    assert read_header(tmp_path / "a.atoll") == read_header(tmp_path / "b.atoll")
+    assert cli("data", "cache", "--clear").stdout == empty
 
 
 @pytest.mark.data

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
+from atoll.experiment.folder import read_result
 
 SMALL = ("run", "--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 3)
 THREE_BANKS = Path(__file__).resolve().parents[2] / "examples" / "three-banks"
@@ -91,7 +92,7 @@ def test_every_option_is_taken_and_saved(cli, tmp_path: Path) -> None:
 def test_a_saved_run_repeats_exactly(cli, tmp_path: Path) -> None:
     first = cli(*SMALL, "--seeds", 2, "--set", "hidden=8", "--out", "a", "--json", "--quiet")
     assert sorted(contents(tmp_path / "a")) == [
-        "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
+        "config.toml", "ledger.csv", "metrics.csv",
         "model/seed-0/MODEL_CARD.md",
         "model/seed-0/deployed.safetensors", "model/seed-0/model.toml",
         "model/seed-1/MODEL_CARD.md",
@@ -356,3 +357,17 @@ def test_a_finished_run_gets_more_rounds_and_starts_another(tmp_path):
     refused = runner.invoke(main, words)
     assert refused.exit_code == 2
     assert "does not fit: '0.weight' is (600, 64) there and (600, 3) in FedAvg" in refused.output
+
+
+def test_a_profile_names_the_stages_and_is_kept(cli, tmp_path: Path) -> None:
+    shown = cli(*SMALL, "--out", "a", "--profile").stdout
+    kept = json.loads((tmp_path / "a" / "result.json").read_text())["profile"]
+    for stage in ("import", "loading", "partition", "views", "training", "scoring", "saving"):
+        assert re.search(rf"^{stage} +\d+\.\d+ +\d+\.\d+ *$", shown, re.MULTILINE), stage
+    wanted = {"import", "loading", "partition", "views", "training", "scoring", "saving"}
+    assert wanted <= kept.keys()
+    assert read_result(tmp_path / "a").profile == kept
+    cli(*SMALL, "--out", "b")
+    assert "profile" not in json.loads((tmp_path / "b" / "result.json").read_text())
+    a, b = (read_result(tmp_path / name).metrics() for name in "ab")
+    assert a == b

@@ -15,7 +15,7 @@ from atoll.core.optim import SGD
 from atoll.core.random import make_key
 from atoll.core.task import NODES
 from atoll.core.tree import Tree, num_bytes, tree_map
-from atoll.experiment.build import COPIES, WIDE, build_method, check_memory
+from atoll.experiment.build import COPIES, build_method, check_memory
 from atoll.experiment.config import make_config, resolve
 from atoll.methods import METHODS
 from atoll.nn import NETS, nets_for
@@ -239,7 +239,8 @@ def test_an_absurd_width_is_refused_before_anything_is_made(method, settings, se
 
 @pytest.mark.parametrize("net", NETS)
 def test_a_network_that_fits_is_accepted(net, monkeypatch) -> None:
-    wide = NETS[net](features=WIDE + 1, classes=3)
+    monkeypatch.setattr("atoll.experiment.build.WIDE", 10)
+    wide = NETS[net](features=4097, classes=3)
     check_memory(wide)
     size = COPIES * num_bytes(wide.init(make_key(0)))
     monkeypatch.setattr("atoll.experiment.build.available_memory", lambda: size)

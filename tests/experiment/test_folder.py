@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, DataError
 from atoll.experiment import folder as folders
 from atoll.experiment import result as tables
-from atoll.experiment.folder import NotFinished, open_run, read_result
+from atoll.experiment.folder import NotFinished, RunFolder, open_run, read_result
 
 SMALL = {"clients": 3, "rounds": 4, "seeds": 2, "seed": 5, "set": {"hidden": 8}}
 
@@ -58,6 +58,37 @@ def test_knows_the_federation_and_how_clients_relate(saved):
     assert not found.notes
 
 
+def test_a_report_measures_the_clients_that_the_run_had(saved, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(saved[0], folder, ignore=shutil.ignore_patterns("federation.npz"))
+    found = RunFolder(folder).measures
+    assert (folder / "federation.npz").exists()
+    again = RunFolder(folder).measures  # from the file
+    assert again.keys() == found.keys()
+    for name, numbers in found.items():
+        np.testing.assert_array_equal(again[name], numbers)
+    (folder / "federation.npz").unlink()
+    moved = {f"client_{k}": ids[::-1] for k, ids in enumerate(RunFolder(folder).partition(5))}
+    np.savez(folder / "seed-5" / "partition.npz", **moved)
+    assert not RunFolder(folder).measures  # the data give other clients than the run had
+    shutil.copy(saved[0] / "seed-5" / "partition.npz", folder / "seed-5")
+
+    def missing(config):
+        raise DataError("the data are not here")
+
+    monkeypatch.setattr(folders.Problem, "of", missing)
+    assert not RunFolder(folder).measures
+    monkeypatch.undo()
+    assert RunFolder(folder).measures.keys() == found.keys()
+
+
+def test_what_cannot_be_made_again_is_measured_when_the_run_begins(tmp_path):
+    source = atoll.load("lagoon:nodes=300", clients=3)
+    atoll.run("fedavg", source, out=tmp_path / "run", rounds=1)
+    assert (tmp_path / "run" / "federation.npz").exists()
+    assert RunFolder(tmp_path / "run").measures["nodes"].sum() == 300
+
+
 def test_mixtures_of_methods_that_weigh(tmp_path):
     for method in ("fedgta", "fediih"):
         atoll.run(method, "lagoon:nodes=300", out=tmp_path / method, **{**SMALL, "seeds": 1})
@@ -73,7 +104,7 @@ def test_a_plug_shows_what_its_base_publishes(tmp_path):
 
 
 def test_a_run_of_an_earlier_version_says_what_it_lacks(saved, tmp_path):
-    patterns = shutil.ignore_patterns("clients.npz", "federation.npz")
+    patterns = shutil.ignore_patterns("clients.npz", "federation.npz", "partition.npz")
     shutil.copytree(saved[0], tmp_path / "old", ignore=patterns)
     found = open_run(tmp_path / "old")
     assert "without its clients' sizes" in found.notes[0]

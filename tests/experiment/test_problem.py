@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ from click.testing import CliRunner
 
 import atoll
 from atoll.cli.app import main
-from atoll.core.errors import ConfigError
-from atoll.core.tree import num_bytes
+from atoll.core.errors import ConfigError, DataError
+from atoll.core.tree import named_leaves, num_bytes
+from atoll.data.cache import Cache
 from atoll.experiment.config import make_config
 from atoll.experiment.problem import (
     TRAINING,
@@ -287,3 +291,136 @@ def test_the_time_of_own_nodes_is_a_column_for_the_split_and_no_feature(tmp_path
     assert Problem.of(make_config(**no_owner)).divide(0).config.partition == "louvain"
     with pytest.raises(ConfigError, match="option time names column 'joind', which nodes"):
         Problem.of(make_config(**{**made, "split": "time:joind"})).divide(0)
+
+
+# The cache on disk.
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    found = Cache.of_environment()
+    assert found is not None
+    return found
+
+
+def kinds(cache: Cache) -> list[str]:
+    return sorted(path.name.partition("-")[0] for _, _, path in cache.entries())
+
+
+def check_same(one: Division, two: Division) -> None:
+    assert one.config == two.config
+    assert one.notes == two.notes
+    plain = ("name", "classes", "numbers", "metric", "batching", "about", "encoder")
+    for name in plain:
+        assert getattr(one.federation, name) == getattr(two.federation, name), name
+    for first, second in zip(one.federation.graphs, two.federation.graphs, strict=True):
+        tensors, others = dict(named_leaves(first)), dict(named_leaves(second))
+        assert tensors.keys() == others.keys()
+        for name, tensor in tensors.items():
+            assert tensor.dtype == others[name].dtype, name
+            assert tensor.stride() == others[name].stride(), name
+            assert torch.equal(tensor, others[name]), name
+
+
+@pytest.mark.parametrize("options", [{}, {"split": "inductive"}, {"held_out_client": "1"}])
+def test_clients_are_equal_whether_they_come_from_the_cache_or_not(cache, monkeypatch, options):
+    problem = Problem.of(make_config(data="lagoon:nodes=300", clients=3, **options))
+    cold, warm = problem.divide(1), problem.divide(1)
+    assert kinds(cache) == ["federation"]
+    monkeypatch.setenv("ATOLL_CACHE", "off")
+    plain = problem.divide(1)
+    check_same(plain, cold)
+    check_same(plain, warm)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cora", {"clients": 5}),
+        ("cora", {"clients": 5, "protocol": "fedtad"}),
+        ("MUTAG", {"clients": 3, "method": "gcfl"}),
+        ("MUTAG+PTC_MR", {"method": "fedavg"}),
+    ],
+)
+def test_runs_have_the_same_numbers_cold_warm_and_without_a_cache(
+    cache, monkeypatch, real_data, name, options
+):
+    root = str(real_data(name.partition("+")[0]))
+    for other in name.split("+"):
+        real_data(other)
+    config = make_config(data=name, data_root=root, rounds=2, seeds=2, **options)
+    cold, warm = RunPlan(config).run(), RunPlan(config).run()
+    assert "federation" in kinds(cache)
+    found = Problem.of(config).divide(0)
+    monkeypatch.setenv("ATOLL_CACHE", "off")
+    plain = RunPlan(config).run()
+    check_same(Problem.of(config).divide(0), found)
+    for one in (cold, warm):
+        for first, second in zip(plain.seeds, one.seeds, strict=True):
+            for scored in ("deployed", "local"):
+                theirs = second.history.scores[scored]
+                np.testing.assert_array_equal(first.history.scores[scored], theirs)
+
+
+@pytest.mark.data
+def test_another_raw_file_gives_other_clients(cache, real_data, tmp_path):
+    raw = Path("TUDataset/MUTAG/raw")
+    copy = tmp_path / "data" / raw
+    copy.mkdir(parents=True)
+    for file in (real_data("MUTAG") / raw).iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = make_config(method="gcfl", data="MUTAG", clients=2, data_root=str(tmp_path / "data"))
+    before = Problem.of(config).federation(0)
+    lines = (copy / "MUTAG_graph_labels.txt").read_text().split()
+    flipped = ["1" if line == "-1" else "-1" for line in lines]
+    (copy / "MUTAG_graph_labels.txt").write_text("\n".join(flipped) + "\n")
+    after = Problem.of(config).federation(0)
+    assert not torch.equal(before.graphs[0].y, after.graphs[0].y)
+    (copy / "MUTAG_graph_labels.txt").unlink()
+    with pytest.raises(DataError, match="is not in"):
+        Problem.of(config).federation(0)
+
+
+def test_a_damaged_entry_is_made_again(cache, caplog):
+    problem = Problem.of(make_config(data="lagoon:nodes=300", clients=3))
+    cold = problem.divide(0)
+    ((_, _, path),) = cache.entries()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    check_same(cold, problem.divide(0))
+    assert "is damaged" in caplog.text
+    check_same(cold, problem.divide(0))
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_own_data_and_objects_are_never_cached(cache, tmp_path):
+    (tmp_path / "own").mkdir()
+    write_own(tmp_path / "own")
+    problem = Problem.of(make_config(data=str(tmp_path / "own")))
+    problem.divide(0)
+    source = atoll.load("lagoon:nodes=300", clients=3)
+    Problem.of(make_config(data="lagoon", objects=["data"]), source).divide(0)
+    atoll.load(str(tmp_path / "own"))
+    assert not cache.entries()
+
+
+def test_a_run_from_the_cache_imports_no_package_that_only_loading_needs(cache, tmp_path):
+    words = ["run", "--data", "lagoon:nodes=300", "--clients", "3", "--rounds", "1", "--device"]
+    code = (
+        "import sys; from click.testing import CliRunner; from atoll.cli.app import main\n"
+        f"found = CliRunner().invoke(main, {[*words, 'cpu']} + ['--out', sys.argv[1]])\n"
+        "assert found.exit_code == 0, found.output\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    loaded = []
+    for number in range(2):
+        command = [sys.executable, "-c", code, str(tmp_path / f"run-{number}")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        loaded.append(set(done.stdout.split()))
+    assert "scipy" in loaded[0]
+    assert "torch_geometric" not in loaded[0]
+    heavy = {"scipy", "torch_geometric", "sklearn", "networkx", "pandas", "pyarrow", "matplotlib"}
+    assert not loaded[1] & (heavy | {"transformers", "sknetwork", "pymetis", "sympy"})

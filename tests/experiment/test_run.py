@@ -16,7 +16,7 @@ import torch
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
-from atoll.core.tree import leaves
+from atoll.core.tree import leaves, named_leaves
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.base import ENGINES
 from atoll.experiment.config import make_config, read_config
@@ -145,7 +145,7 @@ def test_a_saved_run_holds_everything_and_repeats_exactly(tmp_path: Path) -> Non
     options = {"seeds": 2, "fraction": 0.7, "set": {"hidden": 8}, **SMALL}
     first = atoll.run("fedprox", out=tmp_path / "a", **options)
     assert sorted(contents(tmp_path / "a")) == [
-        "config.toml", "federation.npz", "ledger.csv", "metrics.csv",
+        "config.toml", "ledger.csv", "metrics.csv",
         "model/seed-0/MODEL_CARD.md", "model/seed-0/deployed.safetensors",
         "model/seed-0/model.toml",
         "model/seed-1/MODEL_CARD.md", "model/seed-1/deployed.safetensors",
@@ -369,7 +369,6 @@ def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
         atoll.run("fedavg", out=tmp_path, save_every=0, **options)
     assert sorted(contents(tmp_path)) == [
         "config.toml",
-        "federation.npz",
         "seed-0/checkpoint.atoll",
         "seed-0/partition.npz",
     ]
@@ -528,3 +527,17 @@ def test_balanced_weights_say_where_their_counts_come_from():
     atoll.run("fedavg", observer=Notes(), class_weights="balanced", **SMALL)
     said = "class weights are balanced by each client's own training labels; nothing more leaves"
     assert any(note.startswith(said) for note in Notes.heard)
+
+
+def test_seeds_whose_clients_are_made_side_by_side_have_the_same_numbers(monkeypatch) -> None:
+    config = make_config(data="lagoon:nodes=300", clients=3, seeds=4, rounds=1, partition="louvain")
+    monkeypatch.setattr("atoll.experiment.run.cores", lambda: 4)
+    one_by_one = list(RunPlan(config).experiments())
+    at_once = list(RunPlan(config).experiments(at_once=True))
+    assert [e.seed for e in at_once] == [0, 1, 2, 3]
+    for first, second in zip(one_by_one, at_once, strict=True):
+        pairs = zip(first.federation.graphs, second.federation.graphs, strict=True)
+        for graph, other in pairs:
+            tensors, others = dict(named_leaves(graph)), dict(named_leaves(other))
+            assert tensors.keys() == others.keys()
+            assert all(torch.equal(leaf, others[name]) for name, leaf in tensors.items())

@@ -197,7 +197,7 @@ def contribution(
         absent.append(arms[1].confusion)
         best.append([arm.best for arm in arms])
     # Neither partition nor edges change with the seed. Walks and random graphs are not shown.
-    measured = describe(federation, walks=1, random_graphs=0, path_sources=1)
+    measured = describe(federation, walks=1, shape=False)
     homophily = measured.homophily, measured.class_homophily
     counts = np.stack(present), np.stack(absent), np.array(best)
     about = dict(federation.about), tuple(notes)

@@ -46,7 +46,7 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
     federation = first.federations[number]
     if federation.task.many_graphs:
         raise ConfigError("similarities of clients are compared where nodes are classified")
-    found = describe(federation, random_graphs=0)
+    found = describe(federation, shape=False)
     names = {"labels": "label", "features": "feature", "structure": "structure"}
     data = {kind: 1 - getattr(found, f"{name}_divergence") for kind, name in names.items()}
     methods: dict[str, np.ndarray] = {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,6 +130,21 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Import torch without garbage collections, which find nothing in modules, then or later."""
+    # A process that has torch already may have garbage, which a freeze would keep.
+    first = "torch" not in sys.modules and gc.isenabled()
+    if first:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()
 
 
 def fresh_folder(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +92,24 @@ def describe(path: Path, schema: Path | None, out: Path | None) -> None:
     if out is not None:
         write_atomically(out, found.toml().encode())
         print_text(console, f"Written: {out}; decide the lines with `# ?`", style="")
+
+
+@data.command(params=[option("--clear", "Delete all entries.")])
+def cache(clear: bool) -> None:
+    """Show, or clear, the cache of loaded and divided public data (ATOLL_CACHE)."""
+    from atoll.data.cache import Cache
+
+    found = Cache.of_environment()
+    if found is None:
+        click.echo("the cache is off (ATOLL_CACHE=off)")
+        return
+    if clear:
+        found.clear()
+    entries = found.entries()
+    kinds = Counter(path.name.partition("-")[0] for _, _, path in entries)
+    which = "".join(f", {count} of {kind}" for kind, count in sorted(kinds.items()))
+    size, limit = sum(size for _, size, _ in entries) / 1e6, found.limit / 1e6
+    click.echo(f"{found.folder}: {len(entries)} entries{which}; {size:.1f} of {limit:.0f} MB")
 
 
 @command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,26 @@ def resume(text: str) -> click.Option:
     return option("--resume DIR", text, PATH, name="resume_from")
 
 
+def _without_cache(ctx: click.Context, param: click.Parameter, off: bool) -> None:
+    """Switch the cache off in this process and in those that it starts, until the command ends."""
+    if off:
+        before = os.environ.get("ATOLL_CACHE")
+        os.environ["ATOLL_CACHE"] = "off"
+        ctx.call_on_close(lambda: _restore("ATOLL_CACHE", before))
+
+
+def _restore(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    os.environ.update({} if value is None else {name: value})
+
+
 METHOD = click.Argument(["method"], required=False)
+NO_CACHE = option(
+    "--no-cache",
+    "Load and divide the data anew, and keep nothing (`atoll data cache`).",
+    callback=_without_cache,
+    expose_value=False,
+)
 METHODS = click.Argument(["methods"], metavar="METHOD...", nargs=-1)
 DATA_ROOT = option(
     "--data-root DIR",
@@ -100,6 +120,7 @@ DIVISION = (
         "How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",
     ),
     DATA_ROOT,
+    NO_CACHE,
 )
 FEDERATION = (DATA, CLIENTS, *DIVISION)
 """What decides a federation: the same options for `run` and `inspect`."""

@@ -29,20 +29,30 @@ CONFIG = "A TOML file of options, for example the config.toml of a saved run."
     option("--from --from-run RUN", "Start from a finished run's model.", PATH, name="from_run"),
     option("--held-out-client NAME", NEWCOMER),
     options.LOG,
+    option("--profile", "Print where the time went: wall and processor seconds by stage."),
     click.Option(["--save-every"], type=float, default=10.0, hidden=True),
     options.AS_JSON,
     options.QUIET,
     example="atoll run fedprox --data cora --clients 10 --set mu=0.1 --seeds 3",
 )
 def run(
-    config_file: Path | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
+    config_file: Path | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    profile: bool,
+    **given: Any,
 ) -> None:
     """Run METHOD (default: fedavg) on a federation and save the result."""
-    from atoll.experiment.config import make_config
-    from atoll.experiment.run import RunPlan, resume
-    from atoll.present.terminal import Watcher
+    with common.without_collection():
+        from atoll.core.clock import Clock
+        from atoll.experiment.config import make_config
+        from atoll.experiment.hardware import process_seconds
+        from atoll.experiment.run import RunPlan, resume
+        from atoll.present.terminal import Watcher, profile_table
 
     how = common.pop(given, "log", "save_every")
+    how["clock"] = clock = Clock(on=profile, before=process_seconds())
     folder, chosen = given.pop("resume_from"), common.chosen_options(given)
     watcher = Watcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
     config = None
@@ -61,6 +71,8 @@ def run(
         else:
             result = RunPlan(config, folder, watcher, **how).run()
     common.show_results([result], result.out, as_json=as_json, quiet=quiet)
+    if profile:
+        common.make_console(stderr=as_json).print(profile_table(clock.read()))
 
 
 def _report_stop(folder: Path, stop: BaseException) -> None:
@@ -84,12 +96,14 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
 )
 def demo(out: Path | None, **given: int) -> None:
     """Three methods on the built-in federation: what does working together gain?"""
-    from atoll.experiment.config import make_config
-    from atoll.experiment.folder import check_folder
-    from atoll.experiment.run import RunPlan
-    from atoll.present.terminal import Watcher
+    with common.without_collection():
+        from atoll.experiment.config import make_config
+        from atoll.experiment.folder import check_folder
+        from atoll.experiment.problem import FederationCache
+        from atoll.experiment.run import RunPlan
+        from atoll.present.terminal import Watcher
 
-    folder, results = out or common.fresh_folder("demo"), []
+    folder, results, divide = out or common.fresh_folder("demo"), [], FederationCache()
     # On this small graph the evaluator of FedATH's public code does better than its paper's.
     fedath = {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 0.001}
     methods = {"local": {}, "fedavg": {}, "fedath": fedath}
@@ -103,7 +117,7 @@ def demo(out: Path | None, **given: int) -> None:
         to = folder / config.method
         watcher = Watcher(console, quiet=False, label=f"{config.method:8}")
         with common.stoppable(partial(_report_stop, to)), watcher:
-            results.append(RunPlan(config, to, watcher).run())
+            results.append(RunPlan(config, to, watcher, divide=divide).run())
     common.show_results(results, folder, as_json=False, quiet=False)
 
 

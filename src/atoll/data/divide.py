@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse as sp
 import torch
-from scipy.sparse.csgraph import connected_components
 
 from atoll.core.batching import WHOLE, batching_of
 from atoll.core.errors import ConfigError, DataError
@@ -20,6 +19,9 @@ from atoll.data.source import TEST, TRAIN, VAL, GraphGroup, GraphSet, Source
 from atoll.data.spec import Value
 from atoll.data.split import Growth, Parts, Ratios, growth
 from atoll.data.split import split as assign_roles
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
 
 Data = Source | GraphSet | GraphGroup
 Options = dict[str, Value]
@@ -198,9 +200,9 @@ def _masks(roles: np.ndarray, y: np.ndarray) -> list[torch.Tensor]:
 
 
 def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
-    if not sp.issparse(x):
+    if isinstance(x, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    entries = sp.coo_array(x)
+    entries = x.tocoo()
     row, column = (torch.from_numpy(index.astype(np.int64)) for index in entries.coords)
     values = torch.from_numpy(entries.data.astype(np.float32))
     return sparse_matrix(row, column, values, x.shape, square=False)
@@ -227,6 +229,8 @@ def joined_graphs(
     if np.count_nonzero(x) >= SPARSE_BELOW * nodes.size * width:
         x = np.pad(x, ((0, 0), (0, width - x.shape[1])))
     else:
+        import scipy.sparse as sp
+
         x = sp.csr_array(x)
         x.resize(nodes.size, width)
     return make_graph(
@@ -249,6 +253,9 @@ def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def largest_component(source: Source) -> Source:
     """Only the largest connected component; the lowest node number decides between equals."""
+    import scipy.sparse as sp
+    from scipy.sparse.csgraph import connected_components
+
     n = source.num_nodes
     ones = np.ones(source.edges.shape[1], dtype=np.int8)
     adjacency = sp.coo_array((ones, tuple(source.edges)), shape=(n, n))
@@ -261,9 +268,11 @@ def row_normalized(source: Source) -> Source:
     """Features divided by their row's sum (a row of zeros stays)."""
     total = np.asarray(source.x.sum(axis=1)).reshape(-1)
     scale = np.divide(1.0, total, out=np.zeros(total.shape), where=total != 0).astype(np.float32)
-    if sp.issparse(source.x):
-        return replace(source, x=sp.csr_array(sp.diags_array(scale) @ source.x))
-    return replace(source, x=source.x * scale[:, None])
+    if isinstance(source.x, np.ndarray):
+        return replace(source, x=source.x * scale[:, None])
+    import scipy.sparse as sp
+
+    return replace(source, x=sp.csr_array(sp.diags_array(scale) @ source.x))
 
 
 def words_normalized(source: Source) -> Source:

@@ -8,21 +8,30 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse as sp
 
 from atoll.core.errors import DataError
 
 if TYPE_CHECKING:
+    import scipy.sparse as sp
+
     from atoll.data.own.encoder import Encoder
 
 TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
 
 
-def compact(x: np.ndarray, sparse_below: float) -> np.ndarray | sp.csr_array:
+def compact(x: np.ndarray | sp.csr_array, sparse_below: float) -> np.ndarray | sp.csr_array:
     """Features as float32; as CSR when the share of non-zero entries is smaller."""
+    import scipy.sparse as sp  # here and below: half a second that a cached run does not need
+
     x = x.astype(np.float32, copy=False)
-    return x if np.count_nonzero(x) >= sparse_below * x.size else sp.csr_array(x)
+    entries = np.count_nonzero(x) if isinstance(x, np.ndarray) else x.count_nonzero()
+    if entries >= sparse_below * x.shape[0] * x.shape[1]:
+        return x if isinstance(x, np.ndarray) else x.toarray()
+    made = sp.csr_array(x)
+    made.eliminate_zeros()
+    made.sort_indices()
+    return made
 
 
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +65,7 @@ class _Labelled:
 
     def _check_values(self, kind: str) -> None:
         """Refuse features that are not finite, and labels outside the classes."""
-        entries = sp.coo_array(self.x) if sp.issparse(self.x) else None
+        entries = None if isinstance(self.x, np.ndarray) else self.x.tocoo()
         bad = np.argwhere(~np.isfinite(self.x if entries is None else entries.data))
         if bad.size:
             row, column = bad[0] if entries is None else (c[bad[0, 0]] for c in entries.coords)
@@ -117,6 +126,8 @@ class Source(_Labelled):
         step = np.diff(begins)
         if (step < 0).any() or ((step == 0) & (np.diff(ends) <= 0)).any():
             return False
+        import scipy.sparse as sp
+
         values = np.ones(ends.size, np.int8) if self.weight is None else self.weight
         first = np.searchsorted(begins, np.arange(n + 1))
         rows = sp.csr_array((values, ends.astype(np.int32), first.astype(np.int32)), shape=(n, n))

@@ -9,13 +9,15 @@ a small graph and no edge to the others.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import scipy.sparse as sp
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.data.source import Source
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray
     topic = np.where(common, knobs.classes, y[:, None])
     columns = orders[topic, rank.clip(max=knobs.words - 1)].reshape(-1)
     rows = np.repeat(np.arange(y.size), knobs.words_per_node)
+    import scipy.sparse as sp
+
     x = sp.csr_array((np.ones(rows.size, np.float32), (rows, columns)), shape=(y.size, knobs.words))
     x.sum_duplicates()
     x.data[:] = 1.0

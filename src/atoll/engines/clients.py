@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.batching import Batching
+from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError, ServerDiverged, StepError
 from atoll.core.federation import Federation
 from atoll.core.message import Message
@@ -160,10 +161,11 @@ class Simulation(Backend):
         chunk: int = 0,
         runs_per_device: int = 1,
         batching: Batching | None = None,  # None leaves it to the federation
+        clock: Clock = OFF,
     ) -> None:
         batching = federation.batching if batching is None else batching
         views = dict(method.views)
-        inputs = EngineInputs(federation, views, device, chunk, runs_per_device, batching)
+        inputs = EngineInputs(federation, views, device, chunk, runs_per_device, batching, clock)
         numbers, root = torch.tensor(federation.numbers, device=device), make_key(seed, device)
         super().__init__(federation, numbers, root, engine_factory(engine)(inputs))
 

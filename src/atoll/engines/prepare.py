@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.batching import WHOLE, Batching
+from atoll.core.clock import OFF, Clock
 from atoll.core.federation import Federation, LazyGraphs, each
 from atoll.core.graph import Graph, Matrix, Sparse, View, cast, moved, with_views
 from atoll.core.minibatch import with_batching
@@ -32,13 +33,15 @@ class EngineInputs:
     chunk: int = 0  # most clients in one program of the fused engine; 0 chooses
     runs_per_device: int = 1  # how many runs share the device's memory, this one included
     batching: Batching = WHOLE  # how clients cut their training into steps
+    clock: Clock = OFF
 
     def graphs(self) -> Sequence[Graph]:
         """The `prepared` graphs of all clients; runs with equal inputs share them."""
         recipes = tuple((name, _recipe(self.views[name])) for name in sorted(self.views))
         options = self.runs_per_device, self.batching
         wanted = recipes, torch.device(self.device), torch.get_default_dtype(), *options
-        make = partial(prepared, self.federation.graphs, self.views, self.device, *options)
+        how = *options, self.clock
+        make = partial(prepared, self.federation.graphs, self.views, self.device, *how)
         try:
             found = _READY.get(self.federation, {}).get(wanted)
         except TypeError:  # a view that is made with a list cannot be looked up
@@ -72,10 +75,11 @@ def prepared(
     device: torch.device | str = "cpu",
     runs_per_device: int = 1,
     batching: Batching = WHOLE,
+    clock: Clock = OFF,
 ) -> Sequence[Graph]:
     """Graphs with their views filled in, in the default type, on the device (`EngineInputs`)."""
     if graphs[0].since is not None:  # steps get the graphs of training, and scoring the later ones
-        how = views, device, runs_per_device, batching
+        how = views, device, runs_per_device, batching, clock
         return staged(graphs, lambda some: prepared(some, *how))
     dtype = torch.get_default_dtype()
 
@@ -87,7 +91,8 @@ def prepared(
 
     cuda = torch.device(device).type == "cuda"
     if cuda and not isinstance(graphs, LazyGraphs):
-        graphs = moved(tuple(graphs), device)
+        with clock.stage("transfer"):
+            graphs = moved(tuple(graphs), device)
     placed = each(one, graphs)
     if cuda:
         placed = with_dense_views(placed, runs_per_device)

@@ -36,7 +36,7 @@ KINDS = {
 }
 """How an error sentence calls a type."""
 LOOPS = ("layers", "heads", "factors")  # a network has so many of its parts
-WIDE = 4096  # widths up to here are not checked against the memory
+WIDE = 4096  # matrices up to this width and height are not checked against the memory
 COPIES = 4  # of the parameters in training: themselves, their gradients, two moments of Adam
 _FIXED = ("features", "classes", "net", "optimizer", "base")
 
@@ -98,7 +98,8 @@ def check_memory(net: Net) -> None:
         most = 1000 if name in LOOPS else 10**6
         if name not in _FIXED and value > most:
             raise ConfigError(f"{name} is {value}; give at most {most}")
-    if max(sizes.values()) <= WIDE:
+    inner = max(size for name, size in sizes.items() if name not in ("features", *LOOPS))
+    if inner * max(sizes.values()) <= WIDE**2:  # torch takes a second for the first shape
         return
     size = num_bytes(parameter_shapes(net))
     if COPIES * size > (free := available_memory()):

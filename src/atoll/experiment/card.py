@@ -68,6 +68,7 @@ def wire_of(method: Method) -> str:
 
 def write_cards(result: Result, folder: Path) -> None:
     """Complete the models of a finished run with scores and privacy, and write their cards."""
+    means = result.metrics()
     for number, seed in enumerate(result.seeds):
         place = folder / "model" / f"seed-{seed.seed}"
         if not (place / ABOUT).exists():
@@ -78,7 +79,7 @@ def write_cards(result: Result, folder: Path) -> None:
         scores = dict[str, dict[str, float]]()
         for name, value in here.items():
             if name.startswith("test_") and "_by_" not in name:
-                found = result.metrics()[name]
+                found = means[name]
                 seeds = {} if found["std"] is None else {"mean": found["mean"], "std": found["std"]}
                 scores[name[5:]] = {"value": value, **seeds}
         about |= {

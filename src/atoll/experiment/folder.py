@@ -1,9 +1,10 @@
 """The folder of one run: the names of its files, how each is written, and how it is read back.
 
 - `config.toml`: every choice of the run.
-- `federation.npz`, written before training: how the first seed's clients differ, by the measures of
-  `atoll inspect`. Sets of graphs and large federations (`MAX_CLIENTS`, `MAX_EDGES`) have none,
-  because measuring them takes more than a moment.
+- `federation.npz`: how the first seed's clients differ, by the measures of `atoll inspect`. A run
+  on objects or files of the user writes it before training; for other data the first report does,
+  because these can be made again. Sets of graphs and large federations (`MAX_CLIENTS`, `MAX_EDGES`)
+  have none, because measuring them takes more than a moment.
 - `seed-N/partition.npz`: the node ids of each client. `seed-N/checkpoint.atoll`: the last round.
 - `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds of each
   round and, for methods that compare clients, their similarity, mixing weights and clusters.
@@ -16,6 +17,7 @@ Reading a result needs neither data nor method nor checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -29,12 +31,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.tree import Tree
-from atoll.data.measure.heterogeneity import describe
+from atoll.data.load import is_own
 from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, config_text, make_config, read_config
@@ -80,18 +82,29 @@ class RunFolder:
         return self.seed(seed) / CHECKPOINT
 
     def begin(self, config: RunConfig, federation: Federation) -> None:
-        """Write the configuration, and measure how the clients differ."""
+        """Write the configuration, and measure clients that later commands cannot make again."""
         write_atomically(self.path / CONFIG, config_text(config).encode())
-        path, graphs = self.path / MEASURES, federation.graphs
-        if path.exists() or federation.task.many_graphs or not 1 < len(graphs) <= MAX_CLIENTS:
-            return
-        if sum(graph.edges.shape[1] for graph in graphs) <= MAX_EDGES:
-            found = describe(federation, random_graphs=0, path_sources=1)
-            _write_arrays(path, {name: np.asarray(getattr(found, name)) for name in MEASURED})
+        if _is_users(config) and not (self.path / MEASURES).exists():
+            self._measure(federation)
+
+    def _measure(self, federation: Federation) -> Arrays:
+        """How the clients differ, also written down; nothing where measuring takes long."""
+        graphs = federation.graphs
+        if federation.task.many_graphs or not 1 < len(graphs) <= MAX_CLIENTS:
+            return {}
+        if sum(graph.edges.shape[1] for graph in graphs) > MAX_EDGES:
+            return {}
+        from atoll.data.measure.heterogeneity import describe  # SciPy, which training does not need
+
+        made = describe(federation, shape=False)
+        found = {name: np.asarray(getattr(made, name)) for name in MEASURED}
+        with contextlib.suppress(OSError):  # the folder may be another user's
+            _write_arrays(self.path / MEASURES, found)
+        return found
 
     def write_partition(self, seed: int, federation: Federation) -> None:
         """Write every client's node ids, in the whole graph's numbering."""
-        ids = {f"client_{i}": graph.ids.numpy() for i, graph in enumerate(federation.graphs)}
+        ids = {f"client_{i}": one for i, one in enumerate(_ids(federation))}
         _write_arrays(self.seed(seed) / PARTITION, ids)
 
     def partition(self, seed: int) -> list[np.ndarray]:
@@ -174,7 +187,16 @@ class RunFolder:
     @cached_property
     def measures(self) -> Arrays:
         """How the first seed's clients differ, by the names of `MEASURED`; empty if unmeasured."""
-        return _read_arrays(self.path / MEASURES)
+        known, config = _read_arrays(self.path / MEASURES), self.config
+        if known or _is_users(config):
+            return known
+        try:
+            federation = Problem.of(config).federation(config.seed)
+        except AtollError:  # the data are not on this machine
+            return {}
+        saved = self.partition(config.seed)
+        same = [np.array_equal(*pair) for pair in zip(saved, _ids(federation), strict=False)]
+        return self._measure(federation) if len(saved) == len(federation) and all(same) else {}
 
     @property
     def relations(self) -> tuple[Arrays, ...]:
@@ -208,6 +230,7 @@ class RunFolder:
                 privacy=about.get("privacy"),
                 first_day=FirstDay(**about["first_day"]) if "first_day" in about else None,
                 positive=about.get("positive", 1),
+                profile=about.get("profile", {}),
                 hyperparameters=about["hyperparameters"],
                 **{name: about[name] for name in same},
             )
@@ -236,6 +259,15 @@ def read_result(folder: str | Path) -> Result:
         True
     """
     return open_run(folder).result
+
+
+def _is_users(config: RunConfig) -> bool:
+    """Whether a run's data are an object or a file of the user, which may be gone later."""
+    return "data" in config.objects or is_own(config.data)
+
+
+def _ids(federation: Federation) -> list[np.ndarray]:
+    return [graph.ids.numpy() for graph in federation.graphs]
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -109,6 +110,21 @@ def device_memory() -> int:
     """Bytes of the GPU's memory, whoever has them; 0 without a GPU."""
     there = torch.cuda.is_available()
     return int(torch.cuda.get_device_properties(0).total_memory) if there else 0
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all work that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def process_seconds() -> tuple[float, float]:
+    """Wall and processor seconds since this process began; the wall's are 0 where unknown."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return 0.0, time.process_time()
+    began = int(stat.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began, time.process_time()
 
 
 def environment() -> dict[str, str]:

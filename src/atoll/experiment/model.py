@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tomli_w
@@ -32,13 +33,15 @@ from atoll.core.message import Message, ToAll
 from atoll.core.method import Method
 from atoll.core.private_layers import private_names
 from atoll.core.tree import Tree, num_bytes, tree_map, unstack
-from atoll.data.own.encoder import Encoder
 from atoll.engines.codec import decode, encode, pack_states, unpack_states
 from atoll.experiment.card import CARD, data_facts, read_about, wire_of
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import History, Improvements, Selection
 from atoll.experiment.threshold import Threshold
+
+if TYPE_CHECKING:
+    from atoll.data.own.encoder import Encoder
 
 Trees = tuple[Tree, Tree]  # the server's tree and the clients' private states after a round
 MOST_COPIED = 1 << 28  # most bytes of copies that wait until the scores of replayed rounds are read
@@ -295,6 +298,8 @@ def read_encoder(folder: Path) -> Encoder | None:
         file = folder / "encoder.json"  # a site may have one beside a model without
         if not about.get("encoder", False) and not file.exists():
             return None
+        from atoll.data.own.encoder import Encoder
+
         return Encoder.from_plain(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         problem = f"has an encoder that cannot be read ({type(error).__name__}: {error})"

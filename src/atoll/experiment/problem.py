@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 import msgspec
@@ -14,14 +16,18 @@ import torch
 from torch import Tensor
 
 from atoll import __version__
+from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.task import GRAPHS, NODES
-from atoll.core.tree import num_bytes
+from atoll.core.tree import num_bytes, tree_map
 from atoll.data.archive import Header, load_federation, memory_needed, new_file, save_federation
+from atoll.data.cache import Cache, key_of
 from atoll.data.divide import BATCH_SIZE, PREPARATIONS, federate
 from atoll.data.load import is_own, load
+from atoll.data.public.registry import homes_of_data
 from atoll.data.source import GraphGroup, GraphSet, Source
+from atoll.data.synthetic import built_in
 from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text, data_header, resolve, with_own_partition
 from atoll.experiment.hardware import available_memory
@@ -37,7 +43,9 @@ TRAINING = (
 )
 """What no federation depends on; every other option, also a future one, distinguishes two."""
 UNEVEN = 1e3  # how far the scales of two feature columns may be apart without a warning
+CONFIG = "config"  # among the facts about cached clients: what the data decided
 SHARE = 4  # federations are kept in at most the free memory divided by this
+_LOADING = Lock()  # threads that divide data for several seeds load them once
 Data = Source | GraphSet | GraphGroup | Federation  # data that Python may give in place of a name
 
 
@@ -68,11 +76,12 @@ class Problem:
     config: RunConfig  # completed by the protocol
     rules: Protocol
     data: Data | None = None  # an object in place of a name
+    clock: Clock = OFF
 
     @classmethod
-    def of(cls, given: RunConfig, data: Data | None = None) -> Problem:
+    def of(cls, given: RunConfig, data: Data | None = None, clock: Clock = OFF) -> Problem:
         """Resolve a configuration; no data are loaded yet."""
-        return cls(given, *resolve(given, task_of_object(data)), data)
+        return cls(given, *resolve(given, task_of_object(data)), data, clock)
 
     @property
     def divided(self) -> Header | None:
@@ -103,7 +112,40 @@ class Problem:
             return Division(data, [], msgspec.structs.replace(config, **made))
         if self.divided is not None:
             return Division(*open_federation(config, self.divided), config)
-        source, notes = (data, []) if data is not None else self.load(seed)
+        if (cache := self.cache) is None:
+            return self._make(seed)
+        key = self._key(seed, cache)
+        with self.clock.stage("loading"):
+            found = cache.read("federation", key, partial(_cached, config))
+        if found is None:
+            found = self._make(seed)
+            # Only these may differ from `self.config`; the data decide them.
+            known = {"partition": found.config.partition, "clients": found.config.clients}
+            about = {**found.federation.about, CONFIG: known}
+            size = num_bytes(list(found.federation.graphs))
+            keep = partial(save_federation, replace(found.federation, about=about))
+            cache.write("federation", key, keep, size)
+        return found
+
+    @property
+    def cache(self) -> Cache | None:
+        """Where clients of these data are kept: nowhere if they are the user's own."""
+        users = self.data is not None or is_own(self.config.data)
+        return None if users else Cache.of_environment()
+
+    def _key(self, seed: int, cache: Cache) -> str:
+        """The key of the clients of a seed, by the data's content and every option that counts."""
+        data, root = self.config.data, self.config.data_root
+        raw = "" if built_in(data) else cache.hash_of(homes_of_data(data, root))
+        plain = {"data_root": None, "from_run": None, "held_out_client": None, "dp": None}
+        group = group_of(msgspec.structs.replace(self.given, **plain))
+        return key_of(raw, group, self.seed_of_data(seed))
+
+    def _make(self, seed: int) -> Division:
+        config, data = self.config, self.data
+        assert not isinstance(data, Federation)
+        with self.clock.stage("loading"):
+            source, notes = (data, []) if data is not None else self.load(seed)
         if not isinstance(source, Source):
             # A group divides itself; a wish of the user must be refused then, not overruled.
             wishes = self.given if isinstance(source, GraphGroup) else config
@@ -139,6 +181,18 @@ class Problem:
 
     def load(self, seed: int) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
         """The named data, undivided, and the loader's notes."""
+        # Only built-in data depend on the seed.
+        again = self.config.seeds == 1 or built_in(self.config.data)
+        if again:
+            return self._load(seed)
+        with _LOADING:
+            return self._loaded
+
+    @cached_property
+    def _loaded(self) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
+        return self._load(self.config.seed)
+
+    def _load(self, seed: int) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
         config, seed = self.config, self.seed_of_data(seed)
         clients = config.clients or self.rules.clients
         encoder = None
@@ -176,6 +230,15 @@ class Problem:
 
 Divide = Callable[[Problem, int], Division]
 """Makes the clients of one seed, as `Problem.divide` does."""
+
+
+def _cached(config: RunConfig, path: Path) -> Division:
+    """Clients from the cache, in memory of their own: the entry may be deleted at any time."""
+    found = load_federation(path)
+    about, graphs = dict(found.about), tree_map(torch.clone, tuple(found.graphs))
+    known = about.pop(CONFIG)
+    federation = replace(found, graphs=graphs, about=about)
+    return Division(federation, [], msgspec.structs.replace(config, **known))
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:

@@ -80,6 +80,7 @@ class Result:
         privacy: What was spent (`experiment.privacy`); None without differential privacy.
         first_day: What a client that never trained gets; None if all clients trained.
         positive: The number of the positive class, of two.
+        profile: Wall and processor seconds of each stage; empty unless they were asked for.
 
     Examples:
         >>> import atoll
@@ -109,6 +110,7 @@ class Result:
     privacy: Mapping[str, Any] | None = None
     first_day: FirstDay | None = None
     positive: int = 1
+    profile: Mapping[str, Sequence[float]] = field(default_factory=dict)
     plot: ClassVar[Callable[..., Figure]]
     """Draws the result (`atoll.api.plot`, which attaches itself here)."""
     predict: ClassVar[Callable[..., Predictions]]
@@ -282,6 +284,8 @@ class Result:
         names = ("hyperparameters", "metric", "weights", "select", "environment", "federation")
         whole = self.summary() | {"out": str(out)} | {name: getattr(self, name) for name in names}
         whole |= {"positive": self.positive} if self.config.positive is not None else {}
+        profile = {name: [round(s, 4) for s in both] for name, both in self.profile.items()}
+        whole |= {"profile": profile} if profile else {}
         whole["ledger"] = {str(s.seed): s.ledger.by_step() for s in self.seeds}
         files = {CONFIG: config_text(self.config).encode()}
         if tables:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from atoll.core.batching import Batching
+from atoll.core.clock import OFF, Clock
 from atoll.core.dp import Noised
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
@@ -59,6 +61,7 @@ class Experiment:
         keep: How the round is selected whose model is kept (`experiment.model`); None keeps none.
         replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
             fused engine. Elsewhere a replay is the same work again, which only tests want.
+        clock: Counts the seconds of each stage, if it is on.
 
     Examples:
         >>> import atoll
@@ -86,6 +89,7 @@ class Experiment:
     start: tuple[Callable[[], Sequence[Tree]], str] | None = None
     keep: Selection | None = None
     replay: bool | None = None
+    clock: Clock = OFF
 
     def run(
         self,
@@ -142,10 +146,11 @@ class Saver:
 
     def save(self, leave_out: Sequence[Run] = ()) -> None:
         """Save all runs but some."""
-        self.before()
-        for run, checkpoint, fingerprint in self.runs:
-            if checkpoint is not None and run not in leave_out:
-                save_checkpoint(checkpoint, run.snapshot(fingerprint))
+        with self.runs[0][0].clock.stage("saving"):
+            self.before()
+            for run, checkpoint, fingerprint in self.runs:
+                if checkpoint is not None and run not in leave_out:
+                    save_checkpoint(checkpoint, run.snapshot(fingerprint))
 
 
 class Run:
@@ -161,7 +166,9 @@ class Run:
         if experiment.rounds < 1:
             raise ConfigError(f"rounds is {experiment.rounds}; give at least 1")
         check_task(experiment.method, federation)
-        self.simulation: Backend = self.backend()
+        self.clock = experiment.clock
+        with self.clock.stage("views"):
+            self.simulation: Backend = self.backend()
         auc = federation.classes == 2 if experiment.auc is None else experiment.auc
         noisy = "dropout-at-eval" in experiment.compat
         bins = experiment.metric is not None and federation.classes == 2
@@ -181,7 +188,7 @@ class Run:
 
     def backend(self) -> Backend:
         """Where the clients are: on this machine."""
-        wanted, names = self.experiment, ("engine", "seed", "device", "chunk", "batching")
+        wanted, names = self.experiment, ("engine", "seed", "device", "chunk", "batching", "clock")
         same = {name: getattr(wanted, name) for name in names}
         together = self.runs_per_device
         return Simulation(wanted.federation, wanted.method, runs_per_device=together, **same)
@@ -226,14 +233,20 @@ class Run:
         """Train, aggregate, score."""
         began, number = time.perf_counter(), self.history.rounds
         everyone = self.simulation.clients(number)
-        self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
+        with self.clock.stage("training"):
+            self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
         self._read([Round(number, outcome)], began, lambda _: self.trees())
 
     def advance(self) -> None:
         """One round, or as many as can be replayed before they are read."""
         began, replay = time.perf_counter(), self.replay
         copy = None if self.keeper is None else self.keeper.copied
-        if replay and (rounds := replay.advance(self.history.rounds, self.kinds_ahead(), copy)):
+        rounds: list[Round[Outcome]] = []
+        if replay is not None:
+            kinds = self.kinds_ahead()
+            with self.clock.stage(stage_of(replay, kinds)):
+                rounds = replay.advance(self.history.rounds, kinds, copy)
+        if replay is not None and rounds:
             self._read(rounds, began, replay.trees)
         else:
             self.one_round()
@@ -265,15 +278,17 @@ class Run:
         evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)
         server = method.round(server, chosen)
-        deployed = everyone.map(evaluator.score, method.deploy(server))
-        local = _score_local(method, chosen, evaluator)
+        with self.clock.stage("scoring") if everyone.tape is None else nullcontext():
+            deployed = everyone.map(evaluator.score, method.deploy(server))
+            local = _score_local(method, chosen, evaluator)
         finite = None if everyone.tape is None else everyone.tape.finite()
         return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
 
     def _read(self, rounds: Sequence[Round[Outcome]], began: float, after: TreesAfter) -> None:
         """Fetch what some rounds found and write it down."""
-        found = fetched(rounds)
-        self.write(rounds, found, (time.perf_counter() - began) / len(rounds), after)
+        with self.clock.stage("scoring"):
+            found = fetched(rounds)
+            self.write(rounds, found, (time.perf_counter() - began) / len(rounds), after)
 
     def write(
         self, rounds: Sequence[Round[Outcome]], found: Outcome, seconds: float, after: TreesAfter
@@ -342,6 +357,11 @@ class Run:
         self.history.restore(tree)
         if self.keeper is not None:
             self.keeper.restore(self.history, tree.get("selected"))
+
+
+def stage_of(replay: Replay[Outcome], kinds: Sequence[bool]) -> str:
+    """What a replay does next: the first round of a kind is recorded."""
+    return "training" if kinds[0] in replay.takes else "recording"
 
 
 def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll.core.batching import batching_of
+from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
@@ -22,7 +24,7 @@ from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.continued import extend, trained_models
 from atoll.experiment.folder import RunFolder, check_folder
-from atoll.experiment.hardware import choose_device, start, tuned_process
+from atoll.experiment.hardware import choose_device, cores, start, synchronize, tuned_process
 from atoll.experiment.history import (
     bins_metric,
     metric_of,
@@ -37,6 +39,7 @@ from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import (
     Data,
     Divide,
+    Division,
     Problem,
     name_configuration,
     nearly_single_class,
@@ -120,6 +123,7 @@ def resume(
     rounds: int | None = None,
     save_every: float = SAVE_EVERY,
     log: str | Sequence[str] = (),
+    clock: Clock = OFF,
 ) -> Result:
     """Continue a stopped run; a finished one is only read again, or gets more `rounds`.
 
@@ -138,8 +142,8 @@ def resume(
     config = make_config(**read_config(folder / "config.toml"))
     if rounds is not None:
         config = extend(folder, config, rounds, lambda c: name_configuration(c, method, data))
-    given = method, data, engine
-    return RunPlan(config, folder, observer, *given, True, save_every=save_every, log=log).run()
+    plan = partial(RunPlan, save_every=save_every, log=log, clock=clock)
+    return plan(config, folder, observer, method, data, engine, True).run()
 
 
 @dataclass(eq=False)
@@ -156,6 +160,7 @@ class RunPlan:
     save_every: float = SAVE_EVERY
     log: str | Sequence[str] = ()
     divide: Divide | None = None  # runs that share their clients share a `FederationCache`
+    clock: Clock = OFF
 
     def __post_init__(self) -> None:
         given = {"method": self.given_method, "data": self.data, "engine": self.given_engine}
@@ -166,14 +171,17 @@ class RunPlan:
                 f"this run was started in Python with {words}, which its configuration cannot "
                 f"hold; continue it in Python with atoll.resume(folder, {hints})"
             )
-        self.problem = Problem.of(self.given, self.data)
+        self.problem = Problem.of(self.given, self.data, self.clock)
         self.began, self.setup = time.perf_counter(), 0.0
         self.config, self.rules = config, _ = self.problem.config, self.problem.rules
         self.engine, self.why = config.engine, "given as an object"
         if self.given_engine is None:
             self.engine, self.why = choose_engine(config.engine)
         self.device = choose_device(config.device)
-        start(self.device)
+        with self.clock.stage("device"):
+            start(self.device)
+        if self.clock.on:
+            self.clock.wait = partial(synchronize, self.device)
         if self.given_method is not None:  # refuse what it cannot protect before anything is kept
             with_privacy(self.given_method, config.dp)
         if not 0 <= self.save_every < math.inf:
@@ -193,7 +201,7 @@ class RunPlan:
     def run(self, *, at_once: bool | None = None) -> Result:
         """Run every seed, `at_once` if possible; None means on a GPU: a CPU gains nothing."""
         at_once = self.device.type == "cuda" if at_once is None else at_once
-        waiting = list(self.experiments()) if at_once else []
+        waiting = list(self.experiments(at_once=True)) if at_once else []
         groups: Iterable[list[Experiment]] = [waiting]
         if not waiting or why_one_by_one(waiting):
             groups = ([experiment] for experiment in waiting or self.experiments())
@@ -209,10 +217,20 @@ class RunPlan:
         )
         return [self.seed_result(run) for run in runs]
 
-    def experiments(self) -> Iterator[Experiment]:
-        """One for each seed, made when it is needed."""
-        for number in self.config.all_seeds:
-            made = (self.divide or Problem.divide)(self.problem, number)
+    def _divided_at_once(self) -> list[Division]:
+        """The clients of all seeds, made side by side."""
+        seeds = self.config.all_seeds
+        with self.clock.stage("partition"), ThreadPoolExecutor(min(len(seeds), cores())) as pool:
+            return list(pool.map(partial(Problem.divide, self.problem), seeds))
+
+    def experiments(self, *, at_once: bool = False) -> Iterator[Experiment]:
+        """One for each seed, made when it is needed; `at_once` divides the data for all first."""
+        alone = not at_once or self.divide is not None or self.config.seeds == 1
+        ready = [] if alone else self._divided_at_once()
+        for place, number in enumerate(self.config.all_seeds):
+            with self.clock.stage("partition"):
+                make = self.divide or Problem.divide
+                made = ready[place] if ready else make(self.problem, number)
             self.config = config = made.config
             federation = made.federation.with_loss(config.class_weights, config.loss)
             sizes = federation.features, federation.classes, federation.task.name
@@ -227,7 +245,8 @@ class RunPlan:
                 self._begin(federation, method, made.notes)
             self.method = method
             if self.folder is not None:
-                self.folder.write_partition(number, federation)
+                with self.clock.stage("saving"):
+                    self.folder.write_partition(number, federation)
             keep = selection_of(config, self.rules, federation)
             size, start = self.given.batch_size, config.from_run
             experiment = Experiment(
@@ -245,6 +264,7 @@ class RunPlan:
                 metric=bins_metric(config, federation),
                 positive=positive_of(config, federation),
                 keep=keep if self.folder or made.newcomer else None,
+                clock=self.clock,
             )
             self.setup += time.perf_counter() - self.began
             yield experiment
@@ -254,7 +274,8 @@ class RunPlan:
         self.federation = federation
         self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
-            self.folder.begin(self.config, federation)
+            with self.clock.stage("saving"):
+                self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
         notes = [*notes, *nearly_single_class(federation), *([short] if short else [])]
         if self.data is not None or is_own(self.config.data):
@@ -276,7 +297,8 @@ class RunPlan:
             raise Stopped(self.out, seed, run.history.rounds)
         if self.folder is not None:
             assert self.method is not None
-            self.folder.write_seed(run, self.config, self.method)
+            with self.clock.stage("saving"):
+                self.folder.write_seed(run, self.config, self.method)
         if seed in self.newcomers:
             self.first_days.append(seed_scores(run, self.newcomers[seed]))
         return SeedResult(seed, run.history)
@@ -303,8 +325,10 @@ class RunPlan:
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(seeds[0].history.nodes)),
             first_day=None if newcomer is None else first_day(newcomer, self.first_days),
+            profile=self.clock.read(),
         )
         if self.out is not None:
-            result.save(self.out)
+            with self.clock.stage("saving"):
+                result.save(self.out)
         self.observers.end(result)
         return result

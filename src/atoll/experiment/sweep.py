@@ -23,7 +23,7 @@ from atoll.engines.stacking import CHUNK
 from atoll.experiment.hardware import release_memory
 from atoll.experiment.history import History
 from atoll.experiment.metrics import Outcome
-from atoll.experiment.rounds import Experiment, Run, Saver
+from atoll.experiment.rounds import Experiment, Run, Saver, stage_of
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,14 @@ class Sweep:
         lead, began = self.runs[0], time.perf_counter()
         copy = None if lead.keeper is None else lead.keeper.copied
         kinds = lead.kinds_ahead(len(self.runs))
-        rounds = self.replay.advance(lead.history.rounds, kinds, copy)
+        with lead.clock.stage(stage_of(self.replay, kinds)):
+            rounds = self.replay.advance(lead.history.rounds, kinds, copy)
         if not rounds and self.replay.refused:
             self.part(self.replay.refused)
             return self.advance()
         # Read once for all runs; each then has its row.
-        found = fetched(rounds) if rounds else None
+        with lead.clock.stage("scoring"):
+            found = fetched(rounds) if rounds else None
         seconds = (time.perf_counter() - began) / max(1, len(rounds)) / len(self.runs)
         for place, run in enumerate(self.runs):
             try:
@@ -96,7 +98,8 @@ class Sweep:
                     run.one_round()
                 else:
                     own = tree_map(lambda leaf, p=place: leaf[:, p], found)
-                    run.write(rounds, own, seconds, partial(self.replay.trees, place=place))
+                    with lead.clock.stage("scoring"):
+                        run.write(rounds, own, seconds, partial(self.replay.trees, place=place))
             except AtollError as problem:
                 if out_of_memory(problem):
                     raise

@@ -6,7 +6,7 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -135,6 +135,14 @@ class Watcher(LiveProgress, Observer):
             name = (self.label or self.config.method).strip()
             spent = time.monotonic() - self.began
             self.console.print(f"{name}: round {history.rounds}/{rounds}, {score}, {spent:.1f} s")
+
+
+def profile_table(profile: Mapping[str, Sequence[float]]) -> Group:
+    """Seconds of each stage of a run, of the wall's clock and of the processors."""
+    total = [sum(both) for both in zip(*profile.values(), strict=True)]
+    rows = [[name, *(f"{s:.3f}" for s in both)] for name, both in {**profile, "": total}.items()]
+    table = make_table(("stage", "seconds", "processor"), rows, sections=[len(profile)])
+    return Group("", rich_table(table, gap=2))
 
 
 def result_table(results: list[Result]) -> Group:

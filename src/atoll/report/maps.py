@@ -106,7 +106,7 @@ def heterogeneity(found: Collection) -> str:
         return _lost(measured) + _sizes(measured, result.client_names) + maps
 
     text = (
-        "The first seed's clients, measured when the run was saved. Divergences are "
+        "The first seed's clients. Divergences are "
         "Jensen-Shannon's, from 0 (alike) to 1 (nothing in common). A simulation has all data and "
         "can measure this; no method sees it."
     )
@@ -119,8 +119,8 @@ def _not_measured(one: ReportedRun) -> str:
     if "graphs" in one.run.result.federation:
         return "Not measured for sets of graphs; atoll clusters compares the graphs of two clients."
     return (
-        "Not measured: the run was saved by an earlier version, or the federation is too large to "
-        "measure in passing; atoll inspect does."
+        "Not measured: the data are not on this machine, or the federation is too large to measure "
+        "in passing; atoll inspect does."
     )
 
 

@@ -29,7 +29,12 @@ from torch import Tensor
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse
-from atoll.data.measure.structure import StructureGap, anonymous_walks, compare_with_random
+from atoll.data.measure.structure import (
+    STATISTICS,
+    StructureGap,
+    anonymous_walks,
+    compare_with_random,
+)
 from atoll.data.source import undirected_pairs
 
 WALK_STEPS = 5  # steps of an anonymous walk; there are 52 such walks
@@ -104,6 +109,7 @@ def describe(
     random_graphs: int = 20,  # with which each client is compared; 0 for none
     path_sources: int = 512,  # nodes from which shortest paths are counted, if there are more
     feature_bins: int = FEATURE_BINS,  # of the feature similarity, from -1 to 1
+    shape: bool = True,  # whether to compute `STATISTICS`, the slowest part; NaN if not
 ) -> Heterogeneity:
     """Measure how a federation's clients differ; weights and edge directions have no effect."""
     # Generators are keyed by the client's own number, so that the order of clients has no effect.
@@ -112,12 +118,13 @@ def describe(
     clients, classes, numbers = _read(federation), federation.classes, federation.numbers
     labels = np.stack([np.bincount(c.labels[c.labels >= 0], minlength=classes) for c in clients])
     similarity = np.stack([similarity_histogram(client, feature_bins) for client in clients])
+    unknown = np.full((5, len(STATISTICS)), np.nan)
     walked, shapes = [], []
     for number, client in zip(numbers, clients, strict=True):
         walks_rng, shape_rng = (np.random.default_rng([seed, number, use]) for use in (0, 1))
         walked.append(client.anonymous_walks(walks, walks_rng))
-        graph = client.pairs, client.nodes
-        shapes.append(astuple(compare_with_random(*graph, random_graphs, path_sources, shape_rng)))
+        graph = client.pairs, client.nodes, random_graphs, path_sources, shape_rng
+        shapes.append(astuple(compare_with_random(*graph)) if shape else unknown)
     overall, by_class = zip(*(_homophily(client, classes) for client in clients), strict=True)
     nodes = np.array([client.nodes for client in clients])
     edges = np.array([client.pairs.shape[1] for client in clients])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
-import scipy.sparse as sp
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.source import Source
@@ -185,6 +184,7 @@ def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
     count, nodes = source.edges.shape[1], source.num_nodes
     if count == 0:
         return np.arange(nodes)  # the library refuses a graph without edges
+    import scipy.sparse as sp
     from sknetwork.clustering import Louvain
 
     # The library knows csr_matrix, not csr_array.

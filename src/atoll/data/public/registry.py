@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.core.errors import AtollError, ConfigError, DataError, check_name, unknown
 from atoll.core.task import GRAPHS, NODES
+from atoll.data.public.raw import READERS, tu_dataset
 from atoll.data.public.tables import TABLES
 from atoll.data.public.untrusted import OGB_CLASS, open_raw
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source, compact
@@ -169,6 +170,12 @@ def missing_files(info: DatasetInfo, root: str | Path | None = None) -> list[str
     return [file for file in info.files if not (home / file).is_file()]
 
 
+def homes_of_data(text: str, root: str | Path | None = None) -> list[Path]:
+    """The folders of the sets that the name of a set or a group means."""
+    plain = parse_name(text)[0]
+    return [data_root(root) / dataset_info(one).home for one in sets_of_group(plain) or (plain,)]
+
+
 def is_present(name: str, root: str | Path | None = None) -> bool:
     """Whether all raw files of a set are there."""
     return not missing_files(dataset_info(name), root)
@@ -201,11 +208,15 @@ def load_dataset(
             return TABLES[info.name](base / info.home, **options).checked()
         if info.loader == "structure":
             return _structure(info, base / info.home, split_index).checked()
-        paths = base / info.folder, base / info.home
-        with open_raw(info.loader, info.arguments, *paths) as dataset:
-            if info.task == GRAPHS.name:
-                _roles(info, [], split_index)  # graph sets come without splits
-                return _graph_set(info, dataset, features, max_degree).checked()
+        if info.task == GRAPHS.name:
+            _roles(info, [], split_index)  # graph sets come without splits
+            return _graph_set(info, base / info.home, features, max_degree).checked()
+        if info.loader in READERS:
+            x, edges, y, masks = READERS[info.loader](base / info.home, info.label)
+            x, split = compact(x, SPARSE_BELOW), _roles(info, masks, split_index)
+            size = int(y.max()) + 1
+            return Source(info.name, x, edges, y, size, split=split, metric=info.metric).checked()
+        with open_raw(info.loader, info.arguments, base / info.folder, base / info.home) as dataset:
             return _source(info, dataset, split_index).checked()
     except (AtollError, MemoryError):
         raise
@@ -278,21 +289,13 @@ def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
     return Source(info.name, x, edges, y, classes, None, split, columns)
 
 
-def _graph_set(
-    info: DatasetInfo, dataset: InMemoryDataset, features: str, max_degree: int | None
-) -> GraphSet:
-    """A TUDataset, which PyG stores end to end already, as a `GraphSet`."""
-    data, slices = dataset._data, dataset.slices  # the storage itself; iterating would copy it
-    if data.y is None or data.y.is_floating_point() or data.y.dim() != 1:
+def _graph_set(info: DatasetInfo, home: Path, features: str, max_degree: int | None) -> GraphSet:
+    """A TUDataset as a `GraphSet`."""
+    found = tu_dataset(home, info.label)
+    if "y" not in found:
         raise DataError(f"data set '{info.name}' has no single class per graph; choose another set")
-    # Without features PyG keeps the sizes instead.
-    node_ptr = slices["x"].numpy() if "x" in slices else np.cumsum([0, *data._num_nodes])
-    # Trailing graphs without an edge are left out of PyG's edge slices.
-    edge_ptr = np.full(node_ptr.size, data.edge_index.shape[1])
-    edge_ptr[: slices["edge_index"].numel()] = slices["edge_index"].numpy()
-    edges = data.edge_index.numpy() + np.repeat(node_ptr[:-1], np.diff(edge_ptr))
-    labels, attributes = dataset.num_node_labels, dataset.num_node_attributes
-    if features == "degree" or not (labels or attributes):
+    edges, node_ptr, y = found["edges"], found["node_ptr"], found["y"]
+    if features == "degree" or "x" not in found:
         nodes = int(node_ptr[-1])
         degree = np.bincount(edges[0], minlength=nodes)
         top = info.max_degree or int(degree.max(initial=0)) if max_degree is None else max_degree
@@ -304,14 +307,6 @@ def _graph_set(
             raise DataError(f"data set '{info.name}' has {problem}; give a smaller max_degree")
         x = np.zeros((nodes, top + 1), dtype=np.float32)
         x[np.arange(nodes), np.minimum(degree, top)] = 1
-    else:  # GCFL's choice: one-hot labels without attributes
-        x = data.x.numpy()[:, attributes if labels else 0 :]
-    return GraphSet(
-        name=info.name,
-        x=np.ascontiguousarray(x, dtype=np.float32),
-        edges=edges.astype(np.int64, copy=False),
-        node_ptr=node_ptr.astype(np.int64, copy=False),
-        y=data.y.numpy().astype(np.int64, copy=False),
-        classes=int(data.y.max()) + 1,
-        metric=info.metric,
-    )
+    else:
+        x = found["x"]
+    return GraphSet(info.name, x, edges, node_ptr, y, int(y.max()) + 1, info.metric)

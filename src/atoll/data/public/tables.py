@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow.csv
-import scipy.sparse as sp
 
 from atoll.core.errors import check_name
 from atoll.data.source import Source, both_directions
@@ -27,6 +25,8 @@ Table = dict[str, np.ndarray]
 
 
 def _read(path: Path) -> Table:
+    import pyarrow.csv
+
     table = pyarrow.csv.read_csv(path)
     return {name: table[name].to_numpy() for name in table.column_names}
 
@@ -137,6 +137,8 @@ def similar(rows: np.ndarray, near: float) -> np.ndarray:
 
 def twitch(home: Path) -> Source:
     """Users of Twitch in six countries, each a client; class 1 streams for adults only."""
+    import scipy.sparse as sp
+
     labels, edges, users, games, start = [], [], [], [], 0
     for country in COUNTRIES:
         table = _read(home / country / f"raw/{country}_target.csv")

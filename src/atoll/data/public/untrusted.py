@@ -195,11 +195,9 @@ def _is_stale(entry: Path) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep another package's prints and warnings from the user, but not the two that matter."""
+    """Keep another package's prints and warnings from the user, but not the one that matters."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # A cache made with other transforms is other data.
-        warnings.filterwarnings("error", message="The `pre_(transform|filter)` argument differs")
         # After this warning PyG would unpickle the cache without any restriction.
         warnings.filterwarnings("error", message="Weights only load failed")
         yield
@@ -224,13 +222,12 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
 def open_raw(
     loader: str, arguments: Mapping[str, str | bool], root: Path, home: Path
 ) -> Iterator[InMemoryDataset]:
-    """Let a PyG or OGB class read raw files, or the cache that it made of them."""
-    # The class gets `root`; `home`, at or below it, holds `raw/`. The class writes its cache in a
-    # private folder, from where it is moved into place: an interruption or a second process never
-    # meets half a cache. Where the data folder is read-only the cache goes to a folder of the user.
-    relative = home.relative_to(root)
-    cache = "geometric_data_processed.pt" if loader == OGB_CLASS else "data.pt"
+    """Let a PyG or OGB class read raw files; `home`, at or below its `root`, holds `raw/`."""
+    # The class unpickles a cache that it makes of them, so it gets a new folder: a cache that lies
+    # beside the raw files is never opened.
     with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-")))
+        _link_raw(home, work / home.relative_to(root))
         with quiet():
             cls = loader_class(loader, download=_refuse_download)
         if loader == OGB_CLASS:  # torch's restricted unpickler must read whole PyG objects
@@ -240,44 +237,13 @@ def open_raw(
 
             allowed = [DataEdgeAttr, DataTensorAttr, GlobalStorage]
             stack.enter_context(torch.serialization.safe_globals(allowed))
-        if not (home / "processed" / cache).is_file() and not _writable(home):
-            root = _shelf(home, stack)
-            _link_raw(home, root / relative)
-            home = root / relative
-        if not (home / "processed" / cache).is_file():
-            check_pickles(home)
-            with workspace(home) as work, quiet():
-                _link_raw(home, work / relative)
-                cls(root=str(work), **arguments)
-                made, kept = work / relative / "processed", home / "processed"
-                kept.mkdir(exist_ok=True)
-                # The file whose presence says that the cache is complete comes last.
-                for file in sorted(made.iterdir(), key=lambda file: file.name == cache):
-                    os.replace(file, kept / file.name)
         with quiet():
-            dataset = cls(root=str(root), **arguments)
+            dataset = cls(root=str(work), **arguments)
         yield dataset
 
 
 def _refuse_download(_: object) -> None:
     raise DataError("raw files are missing, and loading does not download; run: atoll data fetch")
-
-
-def _writable(home: Path) -> bool:
-    return all(os.access(path, os.W_OK) for path in (home, home / "processed") if path.exists())
-
-
-def _shelf(home: Path, stack: ExitStack) -> Path:
-    """A folder of this user for the cache of raw files in a read-only folder."""
-    # The inode time, since archives set the other one to whatever they like.
-    stamp = [(str(file), file.stat().st_ctime_ns) for file in sorted(home.resolve().rglob("*"))]
-    key = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
-    shelf = Path("~/.cache/atoll/processed").expanduser() / key
-    try:
-        shelf.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-")))
-    return shelf
 
 
 def _link_raw(home: Path, other: Path) -> None:

@@ -1,0 +1,194 @@
+"""A cache on disk of the clients of public and built-in data: dividing them costs once.
+
+An entry's key is the SHA-256 of all that decides its content: the bytes of the raw files, the
+recipe, the seed, the code of Atoll's that reads and divides, and the versions of the packages that
+help. No entry ever changes, so none has to be invalidated. A user's own data are never put here.
+
+Entries are files of safetensors, never pickles: `KIND-KEY-CHECKSUM` in a folder of the first two
+letters of the key. A rename puts each into place, so that any number of processes may share the
+folder. A damaged entry is deleted, and made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError
+
+from atoll import __version__
+from atoll.core.errors import DataError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+OFF = "off"  # the value of ATOLL_CACHE, and of the command line's --no-cache
+LIMIT = 2 << 30  # bytes of all entries; the least recently used go first
+MOST = 4  # one entry takes at most the limit divided by this
+FORMAT = 1
+HELPERS = (
+    *("numpy", "scipy", "scikit-learn", "scikit-network", "networkx", "python-louvain"),
+    *("pymetis", "pyarrow", "torch", "torch_geometric", "ogb"),
+)
+CODE = (
+    *("data", "core/graph.py", "experiment/config.py", "experiment/problem.py"),
+    "recipes/protocols.toml",
+)
+RECENT = 2.0  # seconds within which a file may change again without another time stamp
+STALE = 3600.0  # seconds after which the unfinished entry of a killed process is removed
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache in a folder, which need not exist."""
+
+    folder: Path
+    limit: int = LIMIT
+
+    @classmethod
+    def of_environment(cls) -> Cache | None:
+        """Below ATOLL_CACHE, XDG_CACHE_HOME/atoll or ~/.cache/atoll; None if it is off."""
+        given = os.environ.get("ATOLL_CACHE")
+        shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "atoll")
+        folder = Path(given) if given else shared
+        return None if given == OFF else cls(folder.expanduser() / "prepared")
+
+    def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
+        """The content of an entry; None if there is none, or none that is whole."""
+        for path in self._shelf(key).glob(f"{kind}-{key}-*"):
+            try:
+                if _checksum(path) != path.name.rpartition("-")[2]:
+                    raise DataError("its bytes have changed")
+                found = read(path)
+                os.utime(path)  # the time of the last use
+                return found
+            except FileNotFoundError:  # another process made room
+                continue
+            except (DataError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("cache entry %s is damaged (%s); it is made again", path.name, error)
+                with suppress(OSError):
+                    path.unlink()
+        return None
+
+    def write(self, kind: str, key: str, write: Callable[[Path], object], size: int = 0) -> None:
+        """Make an entry of the file that `write` writes; a full or read-only disk is no error."""
+        if size > self.limit // MOST or any(self._shelf(key).glob(f"{kind}-{key}-*")):
+            return  # too large, or another process was quicker
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.folder, shelf := self._shelf(key)):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            if self.folder.stat().st_uid != os.getuid():
+                raise PermissionError(f"{self.folder} belongs to another user")
+            with tempfile.TemporaryDirectory(prefix=".new-", dir=shelf) as work:
+                new = Path(work) / "entry.atoll"
+                write(new)
+                if new.stat().st_size > self.limit // MOST:
+                    return
+                new.chmod(0o600)
+                new.replace(shelf / f"{kind}-{key}-{_checksum(new)}")
+            self._make_room()
+        except OSError as error:
+            log.info("nothing is cached in %s: %s", self.folder, error)
+
+    def entries(self) -> list[tuple[float, int, Path]]:
+        """The time of the last use, the size and the file of every entry, the oldest first."""
+        found = []
+        for path in self.folder.glob("??/*-*-*"):
+            with suppress(OSError):  # another process made room
+                known = path.stat()
+                found.append((known.st_mtime, known.st_size, path))
+        return sorted(found)
+
+    def clear(self) -> None:
+        """Delete all entries."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def hash_of(self, homes: Sequence[Path]) -> str:
+        """The SHA-256 of all raw files below some folders, by name and content.
+
+        Files are read only when their size or a time stamp is new.
+        """
+        files = [file for home in homes for file in _raw_files(home)]
+        stats = [(str(file), file.stat()) for file in files]
+        stamp = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in stats]
+        key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()
+        if (known := self.read("files", key, Path.read_text)) is not None:
+            return known
+        whole = hashlib.sha256()
+        for file in files:
+            with file.open("rb") as raw:
+                whole.update(
+                    f"{file.name} {hashlib.file_digest(raw, 'sha256').hexdigest()}".encode()
+                )
+        newest = max((at.st_ctime for _, at in stats), default=0.0)
+        if time.time() - newest > RECENT:
+            self.write("files", key, lambda path: path.write_text(whole.hexdigest()))
+        return whole.hexdigest()
+
+    def _shelf(self, key: str) -> Path:
+        return self.folder / key[:2]
+
+    def _make_room(self) -> None:
+        found = self.entries()
+        total = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if total <= self.limit:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        for left in self.folder.glob("??/.new-*"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > STALE:
+                    shutil.rmtree(left)
+
+
+def key_of(*parts: object) -> str:
+    """The key of an entry that these parts decide, besides code and packages."""
+    text = json.dumps([FORMAT, __version__, _code(), _versions(), *parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checksum(path: Path) -> str:
+    return f"{zlib.crc32(path.read_bytes()):08x}"
+
+
+def _raw_files(home: Path) -> Iterator[Path]:
+    """All files below a folder but those of PyG's own cache, and of a fetch under way."""
+    for folder, below, names in os.walk(home):
+        below[:] = sorted(name for name in below if not name.startswith((".", "processed")))
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+@cache
+def _code() -> str:
+    """A hash of the code that decides an entry: an edit must not find entries of before."""
+    package = Path(__file__).parents[1]
+    roots = (package / part for part in CODE)
+    files = [
+        file for root in roots for file in (sorted(root.rglob("*.*")) if root.is_dir() else [root])
+    ]
+    names = ("py", "toml", "csv", "sha256")
+    read = (file.read_bytes() for file in files if file.name.rpartition(".")[2] in names)
+    return hashlib.sha256(b"".join(read)).hexdigest()
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in HELPERS:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
