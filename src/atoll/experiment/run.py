@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.batching import batching_of
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
 from atoll.core.losses import BALANCED
@@ -197,7 +197,13 @@ class RunPlan:
         groups: Iterable[list[Experiment]] = [waiting]
         if not waiting or why_one_by_one(waiting):
             groups = ([experiment] for experiment in waiting or self.experiments())
-        return self.result([seed for group in groups for seed in self._train(group)])
+        try:
+            return self.result([seed for group in groups for seed in self._train(group)])
+        except (ConfigError, DataError):
+            began = self.observers.progress and self.observers.progress.now
+            if self.folder is not None and not self.resuming and not began:
+                self.folder.withdraw(self.config.all_seeds)
+            raise
 
     def _train(self, experiments: Sequence[Experiment]) -> list[SeedResult]:
         runs = run_together(
@@ -223,11 +229,6 @@ class RunPlan:
             if made.newcomer is not None:
                 check_newcomer(method, select_rule(config, self.rules))
                 self.newcomers[number] = made.newcomer
-            if self.method is None:
-                self._begin(federation, method, made.notes)
-            self.method = method
-            if self.folder is not None:
-                self.folder.write_partition(number, federation)
             keep = selection_of(config, self.rules, federation)
             size, start = self.given.batch_size, config.from_run
             experiment = Experiment(
@@ -246,6 +247,11 @@ class RunPlan:
                 positive=positive_of(config, federation),
                 keep=keep if self.folder or made.newcomer else None,
             )
+            if self.method is None:  # nothing is written before all options were checked
+                self._begin(federation, method, made.notes)
+            self.method = method
+            if self.folder is not None:
+                self.folder.write_partition(number, federation)
             self.setup += time.perf_counter() - self.began
             yield experiment
             self.began = time.perf_counter()
