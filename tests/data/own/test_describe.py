@@ -220,6 +220,15 @@ def test_what_a_schema_refuses_is_asked_about(tmp_path: Path) -> None:
     assert 'edges are given again; and duplicate_edges = "error"' in found
 
 
+def test_another_separator_is_one_problem(tmp_path: Path) -> None:
+    found = describe(folder(tmp_path, G.replace(",", ";"), E.replace(",", "\t")))
+    assert [(p.place, p.text) for p in found.problems] == [
+        ("nodes.csv", "seems to use ';' between values; save it with commas"),
+        ("edges.csv", "seems to use tabs between values; save it with commas"),
+        ("[edges] directed", "an edge joins both ways; choose true to keep directions"),
+    ]
+
+
 def test_owner_and_directions_are_asked_about(tmp_path: Path) -> None:
     found = describe(folder(tmp_path / "one", G, E))
     assert [p.text for p in found.problems] == [

@@ -112,10 +112,11 @@ def describe(path: Path, schema: Path | None = None) -> Description:
 
     found.rows, name = len(whole), parts[0].nodes.name
     rows = convert.Rows(name, where)
-    _find_roles(whole, known, found, name)
-    _find_owner(parts, whole.column_names, known, found)
-    if "id" not in found.roles.values():
-        _find_id(parts[0].edges, whole, known, found, name)
+    if whole.column_names:  # if no table can be read, one problem is enough
+        _find_roles(whole, known, found, name)
+        _find_owner(parts, whole.column_names, known, found)
+        if "id" not in found.roles.values():
+            _find_id(parts[0].edges, whole, known, found, name)
     for column in whole.column_names:
         rule, role = known.columns.get(column, Rule()), found.roles.get(column)
         one = Column(whole[column], column, rows)
@@ -146,7 +147,7 @@ def _read(file: TableFile, found: Description) -> pa.Table:
         names = [name for name in file.columns() if name]
         return file.read(names, names)
     except AtollError as problem:
-        found.ask(file.name, str(problem))
+        found.ask(file.name, str(problem).removeprefix(f"{file.name} "))
         return pa.table({})
 
 
