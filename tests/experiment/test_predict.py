@@ -182,8 +182,8 @@ def test_the_global_model_serves_anyone(runs, tmp_path):
     west = predict(out, new, client="west")
     np.testing.assert_array_equal(west.logits, found.logits)
     assert west.notes[-1] == (
-        "training did not know the clients 'west' (5 nodes): they get the global model, and no edge "
-        "joins their nodes to another client's"
+        "training did not know the clients 'west' (5 nodes): they get the global model, and no "
+        "edge joins their nodes to another client's"
     )
     np.testing.assert_allclose(found.probabilities.sum(1), 1)
     with pytest.raises(AtollError, match="choose one with --client NAME"):

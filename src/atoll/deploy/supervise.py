@@ -23,7 +23,8 @@ from atoll.deploy.audit import Json
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.kits import CLASSES
 from atoll.engines.fleet import INTERVAL
-from atoll.experiment.folder import CHECKPOINT, CONFIG
+from atoll.experiment.folder import CHECKPOINT
+from atoll.experiment.result import CONFIG
 
 if TYPE_CHECKING:
     from atoll.engines.flare import AdminSession

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.data.own.encoder import Feature
 
 MODES = ("federated", "local", "pooled")
+SCALED = ("standard", "log")  # by the mean and the deviation of all rows
 Text = Annotated[str, Meta(max_length=1000)]
 Values = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
 
@@ -63,10 +64,12 @@ def needs(feature: Feature) -> str:
     rule = feature.rule
     if feature.kind == "category":
         return "nothing" if rule.values else "values"
+    if feature.kind == "date" and "days" not in rule.parts:  # an angle needs no statistic
+        return "nothing"
     if rule.scale == "robust" or rule.missing == "median":
         return "order"
     filled = rule.missing == "mean" or (rule.missing == OWN_CATEGORY and rule.scale != "range")
-    return "sums" if rule.scale in ("standard", "log") or filled else "nothing"
+    return "sums" if rule.scale in SCALED or filled else "nothing"
 
 
 def check_sums(features: Sequence[Feature]) -> None:
@@ -103,7 +106,8 @@ def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = (
     known = found[~np.isnan(found)]
     mean = float(known.mean()) if known.size else 0.0
     away = known - mean
-    return Told(*told, known.size, mean, float((away**2).sum()), float(away.sum()))
+    squares = float((away**2).sum()) if rule.scale in SCALED else 0.0
+    return Told(*told, known.size, mean, squares, float(away.sum()))
 
 
 def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
@@ -147,7 +151,7 @@ def _agreed(told: Sequence[Told]) -> Agreed:
     constant = variance <= rows * eps * variance + (rows * mean * eps) ** 2  # as scikit-learn
     spread = 1.0 if constant else math.sqrt(variance)
     fill = 0.0 if form[1] == "refuse" else mean
-    scaled = form[0] in ("standard", "log")
+    scaled = form[0] in SCALED
     return Agreed(name, (), mean, spread, fill) if scaled else Agreed(name, fill=fill)
 
 
@@ -155,10 +159,11 @@ def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[
     """Own features with what all agreed on; a declared category or range stays unchanged."""
     if [f.name for f in features] != [a.name for a in agreed]:
         raise DataError("the agreed columns are not those of the tables; agree again")
-    taken = {"values": ("values",), "sums": ("centre", "spread", "fill")}
+    taken = {"values": ("values",), "sums": ("centre", "spread", "fill"), "range": ("fill",)}
+    wanted = ["range" if f.rule.range and needs(f) == "sums" else needs(f) for f in features]
     return tuple(
-        replace(own, **{name: getattr(one, name) for name in taken.get(needs(own), ())})
-        for own, one in zip(features, agreed, strict=True)
+        replace(own, **{name: getattr(one, name) for name in taken.get(key, ())})
+        for own, one, key in zip(features, agreed, wanted, strict=True)
     )
 
 

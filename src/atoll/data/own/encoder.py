@@ -388,6 +388,8 @@ def _statistics(rule: Rule, numbers: np.ndarray) -> tuple[float, float, float]:
     from sklearn.preprocessing import RobustScaler, StandardScaler
 
     found, centre, spread, fill = numbers[:, None], 0.0, 1.0, 0.0
+    if rule.range:
+        centre, spread, _ = agree.declared(rule)
     if rule.scale in ("standard", "log"):
         standard = StandardScaler().fit(found)
         centre, spread = float(standard.mean_[0]), float(standard.scale_[0])
