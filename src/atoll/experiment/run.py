@@ -262,7 +262,8 @@ class RunPlan:
         if self.folder is not None:
             self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
-        notes = [*notes, *nearly_single_class(federation), *([short] if short else [])]
+        wanted = metric_of(self.config, federation), positive_of(self.config, federation)
+        notes = [*notes, *nearly_single_class(federation, *wanted), *([short] if short else [])]
         if self.data is not None or is_own(self.config.data):
             notes += uneven_features(federation)
         if self.config.class_weights == BALANCED:
