@@ -17,12 +17,16 @@ from msgspec import Meta
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own.rules import OWN_CATEGORY, Rule
-from atoll.data.own.schema import quoted
+from atoll.data.own.schema import quoted, quoted_list
 
 if TYPE_CHECKING:
     from atoll.data.own.encoder import Feature
 
 MODES = ("federated", "local", "pooled")
+TELLS = (
+    "the names of columns and how they are read; of each number how many rows have one, their mean "
+    "and, if they scale it, their squared deviations; of each category its values"
+)
 SCALED = ("standard", "log")  # by the mean and the deviation of all rows
 Text = Annotated[str, Meta(max_length=1000)]
 Values = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
@@ -108,6 +112,16 @@ def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = (
     away = known - mean
     squares = float((away**2).sum()) if rule.scale in SCALED else 0.0
     return Told(*told, known.size, mean, squares, float(away.sum()))
+
+
+def in_words(told: Told) -> str:
+    """What an owner tells of one column, for the owner to read."""
+    kind = told.form.partition(", ")[0]
+    found = f"values {quoted_list(told.values, 20)}" if kind == "category" else "no number"
+    if told.rows:
+        found = f"{told.rows} rows have one, mean {told.mean:.6g}"
+        found += f", squared deviations {told.squares:.6g}" if told.squares else ""
+    return f"{found} (read as {told.form})"
 
 
 def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
