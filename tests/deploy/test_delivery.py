@@ -42,6 +42,7 @@ from atoll.experiment.model import read_model
 from atoll.experiment.threshold import Threshold
 from atoll.testing import small_federation
 from tests.deploy.conftest import ALL, LocalFleet, two_classes
+from tests.deploy.test_agreement import hospital
 
 SMALL = {"hidden": 5}
 
@@ -219,6 +220,18 @@ def test_a_site_has_the_card_with_its_own_facts_and_no_others(trial):
         assert not any(other in card for other in trial.sites if other != name)
         assert "There was no differential privacy" in card
         assert "atoll federate verify" in card
+        assert "part and round: counts by true and predicted class; its own mean loss." in card
+        assert "for the encoder" not in card
+
+
+def test_the_card_of_a_site_with_tables_says_all_that_it_sent(trial, tmp_path):
+    for i, name in enumerate(trial.sites):
+        data = read_site_data(hospital(tmp_path / name, i))
+        trial.sites[name] = Site(data, ALL, trial.kits / name / "atoll")
+    assert trial.run(metric="average_precision") == {}
+    card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "Sent once, for the encoder: the names of columns and how they are read; of each" in card
+    assert "its own mean loss; its own AUC; positives and negatives by bin; a bin with one" in card
 
 
 def test_the_card_of_a_private_run_says_that_scores_stayed(trial):
@@ -229,6 +242,7 @@ def test_the_card_of_a_private_run_says_that_scores_stayed(trial):
         assert "The scores stayed at the sites." in card
         assert "each site chooses its own threshold" in card
         assert "test accuracy" not in card
+        assert "Sent for scoring" not in card
 
 
 def test_the_same_model_again_changes_nothing_and_a_lost_site_gets_it_later(trial):

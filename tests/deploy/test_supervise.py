@@ -90,6 +90,24 @@ def test_a_refused_run_is_not_submitted_again(tmp_path):
     assert len(desk.submitted) == 1
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_only_a_run_that_trained_blocks_its_folder(tmp_path, trained):
+    desk, download = FakeSession("failed"), FakeSession.download
+
+    def more(job, to):
+        found = download(desk, job, to) / "atoll"
+        (found / "config.toml").write_text("")
+        (found / "seed-0").mkdir()
+        (found / f"seed-0/{'checkpoint.atoll' if trained else 'other'}").write_text("")
+        return to
+
+    desk.download = more
+    with pytest.raises(AtollError, match="it was failed"):
+        supervised(desk, tmp_path)[0].run()
+    assert (tmp_path / "out/config.toml").exists() == trained
+    assert read_saved_order(tmp_path / "out").run == "r"  # --resume tries again
+
+
 @pytest.mark.parametrize("status", ["SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING"])
 def test_a_resumed_run_follows_the_job_that_has_not_ended(status, tmp_path):
     desk = FakeSession("finished", before=("FINISHED:ABORTED", status))

@@ -41,11 +41,34 @@ def test_the_card_names_clients_classes_rounds_scores_and_data(own):
         assert f"| {name} | 30 | 114 | 6 | 12 | 12 | {score:.4f} | `{facts['sha256']}` |" in card
     assert "There was no differential privacy." in card
     assert about["privacy"]["differential"] is False
-    assert "down model up model, num_nodes" in card
-    assert "Sent once, for the encoder: sums, counts and category values" in card
-    assert "part and round: counts by true and predicted class." in card
+    assert "for each client: down: model; up: model, num_nodes." in card
+    assert "Sent once, for the encoder: the names of columns and how they are read; of each" in card
+    sent = "part and round: counts by true and predicted class; its own mean loss; its own AUC."
+    assert sent in card
+    assert "| 2 seeds |" in card
     assert "simulation" in card
     assert "No threshold was chosen" in card
+
+
+def test_the_card_leads_with_the_metric_that_chose_the_round(tmp_path):
+    how = {"rounds": 2, "metric": "average_precision"}
+    result = atoll.run("fedavg", write_own(tmp_path), out=tmp_path / "run", **how)
+    card = (tmp_path / "run/model/seed-0/MODEL_CARD.md").read_text()
+    found = result.metrics()["test_average_precision"]["mean"]
+    head = "| test score | this model | 1 seed |\n|---|---|---|\n"
+    assert f"{head}| average precision | {found:.4f} | no spread |\n| accuracy |" in card
+    assert "| test | test average precision | SHA-256 |" in card
+    for score in result.of_clients("average_precision")[0]:
+        assert f"| {score:.4f} | `" in card
+    shows = "positives and negatives by bin; a bin with one node shows its score and label."
+    assert shows in card
+
+
+def test_a_wire_line_of_several_lines_is_whole():
+    net = atoll.nn.GCN(3, 2)
+    wire = wire_of(atoll.methods.METHODS["fedproto"](net))
+    assert wire.startswith("down: prototypes, which of them are known, the seed of the common init")
+    assert wire.endswith("the model both ways and num_nodes up")
 
 
 def test_a_fingerprint_follows_features_edges_labels_and_roles():

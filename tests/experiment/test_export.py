@@ -49,6 +49,8 @@ CASES = [
     ("fedgta", {}, "1", "plain"),
     ("local", {}, "1", "plain"),
     ("fedtad", {}, "", "plain"),
+    ("fedavg", {}, "", "owners"),
+    ("fedavg", {}, "south", "owners"),
 ]
 
 
@@ -72,21 +74,25 @@ def fresh(path):
     return path
 
 
-def write(path, weighted=False):
+def write(path, weighted=False, owners=False):
     rows = [
         f"{i:03},{'xy'[i % 2]},{'uvw'[i % 3]},{i * 0.37 % 1:.3f},{i % 5 > 2}" for i in range(60)
     ]
+    if owners:
+        rows = [f"{row},{'north' if i < 25 else 'south'}" for i, row in enumerate(rows)]
     ends = [f"{i:03},{(i + step) % 60:03}" for i in range(60) for step in (1, 2, 5, 0)]
     ends = [f"{pair},{1 + k % 3}" for k, pair in enumerate(ends)] if weighted else ends
     head = "source,target,weight" if weighted else "source,target"
-    tables = ["id,label,kind,size,big", *rows, ""], [head, *ends, ""]
+    columns = "id,label,kind,size,big,owner" if owners else "id,label,kind,size,big"
+    tables = [columns, *rows, ""], [head, *ends, ""]
     return folder(path, *map("\n".join, tables))
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables")
-    return {kind: write(path / kind, kind == "weighted") for kind in ("plain", "weighted")}
+    kinds = ("plain", "weighted", "owners")
+    return {kind: write(path / kind, kind == "weighted", kind == "owners") for kind in kinds}
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +101,8 @@ def found(tables, tmp_path_factory):
     path, pairs, expected = tmp_path_factory.mktemp("exports"), [], []
     for number, (method, settings, client, kind) in enumerate(CASES):
         data, run, out = tables[kind], path / f"run-{number}", path / f"model-{number}"
-        options = {"clients": 2, "partition": "random", "rounds": 2, "set": settings}
-        atoll.run(method, str(data), out=run, **options)
+        divided = {} if kind == "owners" else {"clients": 2, "partition": "random"}
+        atoll.run(method, str(data), out=run, rounds=2, set=settings, **divided)
         export(run, out, client=client)
         pairs.append((str(out), str(data)))
         expected.append(predict(run, data, client=client or None).logits)
@@ -105,6 +111,7 @@ def found(tables, tmp_path_factory):
     words = [sys.executable, "-I", "-S", "-c", ALONE, json.dumps(pairs), str(alone)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "note: 16 edges between owners were left out\n"
     return list(zip(map(json.loads, done.stdout.splitlines()), expected, strict=True))
 
 

@@ -62,6 +62,19 @@ def test_rules_of_columns_are_applied_as_by_the_loader(tmp_path):
         read_graph(tmp_path / "nodes.csv", tmp_path / "edges.csv", known)
 
 
+def test_edges_between_owners_are_left_out(tmp_path, capsys):
+    _, known = about(tmp_path)
+    lines = zip(NODES.splitlines(), ("shop", "n", "n", "s"), strict=True)
+    folder(tmp_path / "new", "\n".join(f"{line},{owner}" for line, owner in lines), EDGES)
+    files = tmp_path / "new/nodes.csv", tmp_path / "new/edges.csv"
+    _, _, edges, weight = read_graph(*files, known | {"owner": "shop"})
+    assert edges.tolist() == [[0, 1], [1, 0]]
+    assert weight.tolist() == [2, 2]
+    assert capsys.readouterr().err == "note: 1 edges between owners were left out\n"
+    assert read_graph(*files, known | {"owner": "bank"})[2].shape[1] == 4
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("repeated", ["drop", "sum", "count"])
 @pytest.mark.parametrize("directed", [True, False])
 def test_directions_and_parallel_edges_are_those_of_the_loader(tmp_path, directed, repeated):

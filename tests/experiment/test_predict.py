@@ -165,12 +165,26 @@ def test_a_client_picks_its_own_model(runs, bank, tmp_path):
         predict(out, new)
 
 
+def test_a_name_with_a_typing_error_is_noted(runs, bank, tmp_path):
+    out, *_ = runs("fedavg")
+    new = write(tmp_path, [node(90, "nn"), node(91, "s")], ["n90,n0", "n91,n50"])
+    (note,) = (one for one in predict(out, new, joined=True).notes if "did not know" in one)
+    assert note.startswith("training did not know the clients 'nn' (1 nodes): they get the global")
+    assert not any("did not know" in one for one in predict(out, bank).notes)
+
+
 def test_the_global_model_serves_anyone(runs, tmp_path):
     out, *_ = runs("fedavg")
     new = write(tmp_path, [f"m{i},u,0.{i}" for i in range(5)], ["m0,m1"], "id,kind,size")
     found = predict(out, new)
     assert found.clients.tolist() == [""] * 5
-    np.testing.assert_array_equal(predict(out, new, client="west").logits, found.logits)
+    assert not any("training did not know" in note for note in found.notes)
+    west = predict(out, new, client="west")
+    np.testing.assert_array_equal(west.logits, found.logits)
+    assert west.notes[-1] == (
+        "training did not know the clients 'west' (5 nodes): they get the global model, and no "
+        "edge joins their nodes to another client's"
+    )
     np.testing.assert_allclose(found.probabilities.sum(1), 1)
     with pytest.raises(AtollError, match="choose one with --client NAME"):
         predict(out, write(tmp_path, ["m0,u,1"], ["m0,n1"], "id,kind,size"), joined=True)

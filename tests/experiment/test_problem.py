@@ -55,7 +55,13 @@ def test_clients_of_one_class_are_pointed_out():
     skewed = atoll.partition(source, "dirichlet:alpha=0.01", clients=2, allow=["single-class"])
     (note,) = nearly_single_class(skewed)
     assert "nearly single-class" in note
-    assert "% of its nodes on average" in note
+    assert "% of its nodes on average; compare accuracies with that number" in note
+    (note,) = nearly_single_class(skewed, "average_precision", 0)
+    labels = torch.cat([graph.y for graph in skewed.graphs])
+    share = f"{100 * float((labels == 0).float().mean()):.2g} %"
+    assert note.endswith(f"average precision of {share}, the positive class's share")
+    assert nearly_single_class(skewed, "auc")[0].endswith("guessing has an AUC of 50 %")
+    assert nearly_single_class(skewed, "f1")[0].endswith("is about accuracy, not about F1")
 
 
 @pytest.mark.parametrize("command", [["run", "--rounds", "1", "--out", "run"], ["inspect"]])

@@ -184,12 +184,29 @@ def test_an_existing_run_is_refused_and_left_alone(tmp_path: Path) -> None:
         {"clients": 99},
         {"split": "stratifed"},
         {"data": "lagoon:nodes=40", "split": "given"},
+        {"data": "lagoon:classes=2", "positive": "nonsense"},
+        {"positive": "1"},
+        {"metric": "auc"},
+        {"threshold": "max_f1"},
     ],
 )
 def test_a_refused_run_leaves_no_folder(tmp_path: Path, options: dict[str, object]) -> None:
     with pytest.raises(AtollError):
         atoll.run(out=tmp_path / "new" / "run", **{**SMALL, **options})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_refused_at_its_start_does_not_block_the_corrected_one(tmp_path: Path) -> None:
+    atoll.run("fedavg", out=tmp_path / "first", **SMALL)
+    wrong = {"from_run": str(tmp_path / "first"), "set": {"hidden": 5}}
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second/mine.txt").write_text("")
+    for name in ("second", "third"):
+        with pytest.raises(AtollError, match="first"):
+            atoll.run("fedavg", out=tmp_path / name, **SMALL, **wrong)
+    assert [path.name for path in tmp_path.rglob("second/**/*")] == ["mine.txt"]
+    assert not (tmp_path / "third").exists()
+    atoll.run("fedavg", out=tmp_path / "second", **SMALL)
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def describe(path: Path, schema: Path | None, out: Path | None) -> None:
         kind = "" if name in found.roles else look.rule.kind or ""
         table.add_row(*(Text(word) for word in (name, role, kind, str(gaps or ""), example)))
     console.print(table)
-    todo = f"{len(found.problems) or 'no'} things to decide or to mend"
+    things = "1 thing" if len(found.problems) == 1 else f"{len(found.problems) or 'no'} things"
+    todo = f"{things} to decide or to mend"
     print_text(console, f"{found.rows} nodes; {todo}", style="")
     for number, problem in enumerate(found.problems, 1):
         rows = f" ({problem.rows} rows)" if problem.rows else ""
@@ -92,6 +93,9 @@ def describe(path: Path, schema: Path | None, out: Path | None) -> None:
     if out is not None:
         write_atomically(out, found.toml().encode())
         print_text(console, f"Written: {out}; decide the lines with `# ?`", style="")
+    if "label" not in found.roles.values():
+        more = "this may find columns that give it away"
+        print_text(console, f"Name the label, then describe again: {more}", style="")
 
 
 @data.command(params=[option("--clear", "Delete all entries.")])

@@ -37,6 +37,7 @@ from atoll import __version__
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.files import replacing, write_atomically
+from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.coordinator import Order
 from atoll.deploy.heads import Delivery, Sealed, read_head
@@ -47,9 +48,10 @@ from atoll.deploy.site import Site, States
 from atoll.engines.codec import encode, load_checkpoint
 from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
 from atoll.experiment.build import build_method
-from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, write_card
+from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, sent_for_scoring, write_card
 from atoll.experiment.config import make_config, parse_config
 from atoll.experiment.folder import RunFolder
+from atoll.experiment.history import bins_metric
 from atoll.experiment.model import encode_private, read_model, reads_states, write_encoder
 from atoll.experiment.threshold import THRESHOLD, Threshold
 
@@ -329,6 +331,12 @@ def _add_card(site: Site, manifest: Manifest, seed: int, folder: Path, notes: Js
     data, name, run = site.data, manifest.site, manifest.run
     classes = [word[len("class ") :] for word in data.words if word.startswith("class ")]
     own: Json = {"site": True, "client_names": [name], **notes}
+    given = parse_config(manifest.config, "the configuration")
+    config = make_config(**{**given, "objects": ("data",)})
+    if data.encoder is not None and config.dp is None and config.encoder in (None, MODES[0]):
+        own["measured"] = MODES[0]
+    bins = bins_metric(config, Federation((data.graph,), data.classes), sparing=True)
+    own["scoring"] = sent_for_scoring(data.classes, bins=bins is not None)
     own |= {"fingerprints": [data_facts(data.graph, name)]}
     # Never the server's names: they become cells of the site's tables.
     own |= {"class_names": classes or list(map(str, range(data.classes)))}

@@ -16,16 +16,18 @@ from rich.text import Text
 from atoll.core.federation import Federation
 from atoll.core.method import Method, Step
 from atoll.core.tree import Tree, named_leaves
-from atoll.data.own.agree import MODES
+from atoll.data.own.agree import MODES, Told, in_words
 from atoll.deploy.audit import Json
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site_data import SiteData
 from atoll.engines.fleet import steps_of
+from atoll.engines.ledger import SCORE
 from atoll.engines.prepare import EngineInputs
 from atoll.engines.serial import Serial
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.history import bins_metric
+from atoll.experiment.metrics import SENT
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.rounds import Experiment
 
@@ -54,6 +56,7 @@ class _Recorder(Serial):
                     "type": str(leaf.dtype).removeprefix("torch."),
                     "bytes": leaf.numel() * leaf.element_size(),
                     "declared": step.discloses.get(name.split(".")[0], ""),
+                    "meaning": SENT.get(name, "") if step.name == SCORE else "",
                 }
         return reply
 
@@ -123,6 +126,10 @@ def _verdict(
     return "allowed"
 
 
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def disclosure_table(found: Json) -> Group:
     """The same as a table."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -131,12 +138,18 @@ def disclosure_table(found: Json) -> Group:
     for row in found["fields"]:
         plain = (row[name] for name in ("step", "field", "shape", "type"))
         table.add_row(*plain, str(row["bytes_per_round"]), row["verdict"].partition(":")[0])
-    notes = [f"run: {found['run']}", f"told when joining: {found['told_when_joining']}"]
+    joining = found["told_when_joining"]
+    if not isinstance(joining, str):
+        joining = "; ".join(f"{key}: {_listed(value)}" for key, value in joining.items())
+    notes = [f"run: {found['run']}", f"told when joining: {joining}"]
     columns = found["told_of_columns"]
     if isinstance(columns, str):
         notes.append(f"told of columns: {columns}")
     else:
-        notes += [f"told of column {one['name']}: {one}" for one in columns]
+        every = msgspec.convert(columns, list[Told])
+        notes += [f"told of column {one.name}: {in_words(one)}" for one in every]
+    meanings = {(row["step"], row["field"]): row["meaning"] for row in found["fields"]}
+    notes += [f"{step}.{field} is {why}" for (step, field), why in meanings.items() if why]
     declared = {(r["step"], r["field"].split(".")[0], r["declared"]) for r in found["fields"]}
     notes += [f"{s}.{f} is declared: {why}" for s, f, why in sorted(declared) if why]
     notes += sorted({r["verdict"] for r in found["fields"] if r["verdict"] != "allowed"})

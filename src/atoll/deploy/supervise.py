@@ -23,6 +23,8 @@ from atoll.deploy.audit import Json
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.kits import CLASSES
 from atoll.engines.fleet import INTERVAL
+from atoll.experiment.folder import CHECKPOINT
+from atoll.experiment.result import CONFIG
 
 if TYPE_CHECKING:
     from atoll.engines.flare import AdminSession
@@ -98,6 +100,9 @@ class Supervisor:
                 self._tell_undelivered(ended)
                 return
             if ended["status"] == "failed":
+                if not any(self.out.glob(f"seed-*/{CHECKPOINT}")):
+                    # Nothing was trained, so a corrected command may use the folder.
+                    (self.out / CONFIG).unlink(missing_ok=True)
                 raise AtollError(ended["reason"])
             # `remove` stops jobs too, to continue them without the site.
             stopped = ended["status"] == "aborted" and gone.issuperset(self.removed())

@@ -22,7 +22,8 @@ from atoll.core.files import write_atomically
 from atoll.core.graph import Graph
 from atoll.core.method import Method
 from atoll.core.tree import leaves
-from atoll.experiment.metrics import find_metric, label_of
+from atoll.data.own.agree import TELLS
+from atoll.experiment.metrics import ONE_IN_A_BIN, SENT, find_metric, label_of
 from atoll.experiment.threshold import Threshold
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 CARD, ABOUT, OWN = "MODEL_CARD.md", "model.toml", "own.toml"
 MOST_ROWS = 50  # clients in the table of a card
+PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
+"""What every method's docstring says, each on a line of its own."""
 PARTS = ("x", "edges", "edge_weight", "y", "train", "val", "test")
 """The tensors of a graph that its fingerprint covers, in this order."""
 SELECTED = {
@@ -61,9 +64,23 @@ def data_facts(graph: Graph, client: str) -> dict[str, object]:
 
 def wire_of(method: Method) -> str:
     """The fields that a method sends, by its docstring; "" if that names none."""
-    text = inspect.getdoc(sys.modules[type(method).__module__]) or ""
-    found = re.search(r"^Wire, per client and round:(.*?)^(?=\S)", text + "\n.", re.M | re.S)
-    return " ".join(found[1].split()) if found else ""
+    return paragraph(inspect.getdoc(sys.modules[type(method).__module__]) or "", "Wire,")
+
+
+def paragraph(words: str, start: str) -> str:
+    """The text after a word at the start of a docstring's line, up to the next such word."""
+    ends = (*PARAGRAPHS, "What it tells:", "Compute:", "Ablations")
+    found: list[str] = []
+    for line in words.splitlines():
+        if found and (not line.strip() or line.startswith(ends)):
+            break
+        if found or line.startswith(start):
+            found.append(line)
+    text = " ".join(found).partition(":")[2]
+    # A wire line is set in columns: "down  model      up  model, num_nodes".
+    text = re.sub(r"\bdown {2,}", "down: ", text)
+    text = re.sub(r"[;,]? {2,}up {2,}", "; up: ", text)
+    return re.sub(r"\s+", " ", text).strip().replace("`", "")
 
 
 def write_cards(result: Result, folder: Path) -> None:
@@ -74,8 +91,10 @@ def write_cards(result: Result, folder: Path) -> None:
         if not (place / ABOUT).exists():
             continue
         about = tomllib.loads((place / ABOUT).read_text(encoding="utf-8"))
-        by = "accuracy" if find_metric(result.metric).pooled else result.metric
-        own, here = result.of_clients(by)[number].tolist(), result.seed_metrics(seed.history)
+        by, here = result.metric, result.seed_metrics(seed.history)
+        if np.isnan(result.of_clients(by)[number]).all():  # a server pools the counts of sites
+            by = "accuracy"
+        own = result.of_clients(by)[number].tolist()
         scores = dict[str, dict[str, float]]()
         for name, value in here.items():
             if name.startswith("test_") and "_by_" not in name:
@@ -88,6 +107,7 @@ def write_cards(result: Result, folder: Path) -> None:
             "select": result.select,
             "federated": result.engine == "flare",
             "scores": scores,
+            "scoring": sent_for_scoring(about["classes"], bins=seed.history.bins_known),
             "alerts": {name[10:]: v for name, v in here.items() if name.startswith("threshold_")},
             "client_metric": by,
             "client_scores": [] if np.isnan(own).all() else own,
@@ -95,6 +115,12 @@ def write_cards(result: Result, folder: Path) -> None:
         }
         write_atomically(place / ABOUT, tomli_w.dumps(about).encode())
         write_card(place)
+
+
+def sent_for_scoring(classes: int, *, bins: bool) -> list[str]:
+    """The fields of `Scores` that each client sends."""
+    unsent = {*(() if bins else ("bins",)), *(() if classes == 2 else ("auc",))}
+    return [name for name in SENT if name not in unsent]
 
 
 def _privacy(result: Result) -> dict[str, Any]:
@@ -191,8 +217,10 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"Clients: {_listed(names)}."
     if about.get("scores"):
-        yield f"\n| test score | this model | {about['seeds']} seeds |\n|---|---|---|"
-    for name, found in about.get("scores", {}).items():
+        seeds = "1 seed" if about["seeds"] == 1 else f"{about['seeds']} seeds"
+        yield f"\n| test score | this model | {seeds} |\n|---|---|---|"
+    scored = about.get("scores", {})
+    for name, found in sorted(scored.items(), key=lambda item: item[0] != about["metric"]):
         spread = f"{found['mean']:.4f} ± {found['std']:.4f}" if "std" in found else "no spread"
         yield _row([label_of(name), f"{found['value']:.4f}", spread])
 
@@ -230,10 +258,12 @@ def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:
     if about.get("wire"):
         yield f"Sent in each round, for each client: {about['wire']}."
     if about.get("measured") == "federated":
-        yield "Sent once, for the encoder: sums, counts and category values of the columns."
-    if about.get("scores") or about.get("client_scores"):
-        sends = find_metric(about["metric"]).sends
-        yield f"Sent for scoring, for each client, part and round: {sends}."
+        yield f"Sent once, for the encoder: {TELLS}."
+    if not _scores_stayed(about):
+        sent = [SENT[name] for name in about.get("scoring", ())]
+        text = "; ".join(sent or [find_metric(about["metric"]).sends])
+        shows = f"; {ONE_IN_A_BIN}" if SENT["bins"] in text else ""
+        yield f"Sent for scoring, for each client, part and round: {text}{shows}."
     if not about.get("federated"):
         yield "This run was a simulation: all clients' data were on one machine, and none left it."
 

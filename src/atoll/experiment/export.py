@@ -47,8 +47,10 @@ def export(
         raise ConfigError(f"'{out}' exists and is not empty; choose another --out")
     trained = Trained.of(Path(folder), seed, "cpu", None)
     layers, weights = network(trained, client)
+    owner = (trained.config.partition or "").removeprefix("column:")
     about = {
         **layers,
+        "owner": None if client else owner,  # a column, by which training left out edges
         "classes": trained.classes,
         "alert": trained.alert(None),  # the number of the class, and its threshold
         "encoder": None if trained.encoder is None else trained.encoder.of_client(client).plain(),

@@ -82,7 +82,20 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
     x = torch.tensor([[v for f in encoder["features"] for v in _encoded(f, row)] for row in rows])
     ids = [row[encoder["id"]] for row in rows]
     place = {name: number for number, name in enumerate(ids)}
+    if (column := about.get("owner")) in rows[0]:
+        ends = _within(ends, dict(zip(ids, (row[column] for row in rows), strict=True)), encoder)
     return ids, x, *_edges(encoder["schema"], ends, place, encoder)
+
+
+def _within(
+    edges: list[dict[str, str]], owner: dict[str, str], encoder: About
+) -> list[dict[str, str]]:
+    """The edges inside one owner's nodes: no owner sees the nodes of another, as in training."""
+    source, target = (_column(encoder, role, edges) for role in ("source", "target"))
+    own = [row for row in edges if owner[row[str(source)]] == owner[row[str(target)]]]
+    if lost := len(edges) - len(own):
+        print(f"note: {lost} edges between owners were left out", file=sys.stderr)
+    return own
 
 
 def _edges(

@@ -21,7 +21,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +106,15 @@ class RunFolder:
         """Write every client's node ids, in the whole graph's numbering."""
         ids = {f"client_{i}": one for i, one in enumerate(_ids(federation))}
         _write_arrays(self.seed(seed) / PARTITION, ids)
+
+    def withdraw(self, seeds: Sequence[int]) -> None:
+        """Delete what a run wrote that was refused before its first round."""
+        wrote = [self.path / CONFIG, self.path / MEASURES]
+        for path in (*wrote, *(self.seed(seed) / PARTITION for seed in seeds)):
+            path.unlink(missing_ok=True)
+        for folder in (*map(self.seed, seeds), self.path):
+            with contextlib.suppress(OSError):  # it holds other files, or was never made
+                folder.rmdir()
 
     def partition(self, seed: int) -> list[np.ndarray]:
         """Every client's node ids, as `write_partition` got them."""

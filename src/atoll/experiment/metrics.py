@@ -25,10 +25,16 @@ from atoll.core.tree import Tree, record, tree_map
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From counts by truth and bin of the score, (..., 2, B), and the bins' probabilities, (B,)."""
-_COUNTS = "counts by true and predicted class"
-_BINS = "positives and negatives by bin"
-
-_SHOWS = "the server counts scores by class and bin; a bin with one node shows its score and label"
+SENT = {
+    "confusion": "counts by true and predicted class",
+    "loss": "its own mean loss",
+    "auc": "its own AUC",
+    "bins": "positives and negatives by bin",
+}
+"""The fields of `Scores` in words: what each client sends for each part and round."""
+_COUNTS, _BINS = SENT["confusion"], SENT["bins"]
+ONE_IN_A_BIN = "a bin with one node shows its score and label"
+_SHOWS = f"the server counts scores by class and bin; {ONE_IN_A_BIN}"
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,8 @@ REGISTRY = {
     "accuracy": Metric("accuracy", _COUNTS),
     "macro_f1": Metric("macro F1", _COUNTS),
     "weighted_f1": Metric("weighted F1", _COUNTS),
-    "auc": Metric("AUC", "its own AUC"),
-    "loss": Metric("loss", "its own mean loss", higher=False),
+    "auc": Metric("AUC", SENT["auc"]),
+    "loss": Metric("loss", SENT["loss"], higher=False),
     "average_precision": Metric("average precision", _BINS, average_precision),
     "recall@1%": Metric("recall@1%", _BINS, _at_top("recall", 0.01)),
     "precision@1%": Metric("precision@1%", _BINS, _at_top("precision", 0.01)),

@@ -29,6 +29,7 @@ from atoll.data.divide import PREPARATIONS, InducedSubgraphs, graph_of, joined_g
 from atoll.data.load import is_own, load, parse_own_options
 from atoll.data.own.encoder import Encoder
 from atoll.data.own.reader import load_new
+from atoll.data.own.schema import quoted_list
 from atoll.data.source import UNUSED, GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
 from atoll.engines.clients import Simulation
@@ -167,6 +168,16 @@ class Trained:
             raise ConfigError(f"{who}, and {why}; {hint}")
         return None
 
+    def note_strangers(self, owner: np.ndarray) -> None:
+        """Note the clients that training did not know: a name may have a typing error."""
+        names, counts = np.unique(owner, return_counts=True)
+        found = dict(zip(names.tolist(), counts.tolist(), strict=True))
+        new = {name: n for name, n in found.items() if name and name not in self.names}
+        if new and not self.about.get("site"):
+            listed = f"{quoted_list(new)} ({sum(new.values()):,} nodes)"
+            got = "the global model, and no edge joins their nodes to another client's"
+            self.notes.append(f"training did not know the clients {listed}: they get {got}")
+
     def alert(self, threshold: float | None) -> Alert | None:
         """When a prediction is an alert: by this threshold, or by the run's own if it has one."""
         known, classes = Threshold.of(self.about), len(self.classes)
@@ -285,6 +296,7 @@ def predict_with(
         return replace(_predict_clients(trained, found, client), alert=alert)
     found, owner = prepare(trained, found, start, client)
     logits = _in_pieces(trained, found, owner, start, block)
+    trained.note_strangers(owner[start:])
     ids = found.columns.get("id", np.arange(-start, found.num_nodes - start))[start:]
     notes = (*notes, *trained.notes)
     return Predictions(ids, owner[start:], logits, trained.classes, notes, alert)
@@ -462,4 +474,5 @@ def _predict_clients(
     if trained.about["task"] != "node":
         ids = [np.arange(size) for size in sizes]
     found = np.concatenate(ids), np.repeat(np.array(names), sizes), logits
+    trained.note_strangers(found[1])
     return Predictions(*found, trained.classes, tuple(trained.notes))

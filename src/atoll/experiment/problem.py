@@ -31,6 +31,7 @@ from atoll.data.synthetic import built_in
 from atoll.engines.prepare import ready_graphs
 from atoll.experiment.config import RunConfig, config_text, data_header, resolve, with_own_partition
 from atoll.experiment.hardware import available_memory
+from atoll.experiment.metrics import label_of
 from atoll.experiment.model import read_encoder
 from atoll.experiment.newcomer import set_apart
 from atoll.experiment.protocols import Protocol
@@ -278,20 +279,30 @@ def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
     return save_federation(replace(made.federation, about=about), out), made
 
 
-def nearly_single_class(federation: Federation) -> list[str]:
+def nearly_single_class(
+    federation: Federation, metric: str = "accuracy", positive: int = 1
+) -> list[str]:
     """A warning where a client's most frequent class is most of what it has; else nothing."""
     if isinstance(federation.graphs, LazyGraphs):
         return []  # reading every client would take long
-    shares = []
+    shares, every = [], torch.zeros(federation.classes)
     for graph in federation.graphs:
         known = graph.at_roots(graph.train + graph.val + graph.test) > 0
-        counts = graph.at_roots(graph.y)[known].bincount()
-        shares += [float(counts.max() / counts.sum())] if counts.numel() else []
+        counts = graph.at_roots(graph.y)[known].bincount(minlength=federation.classes)
+        shares += [float(counts.max() / counts.sum())] if counts.sum() else []
+        every += counts
     mean = sum(shares) / max(len(shares), 1)
+    advice = "compare accuracies with that number"
+    if metric == "average_precision":
+        chance = f"{100 * float(every[positive] / every.sum()):.2g} %"
+        advice = f"guessing has an average precision of {chance}, the positive class's share"
+    elif metric == "auc":
+        advice = "guessing has an AUC of 50 %"
+    elif metric != "accuracy":
+        advice = f"this number is about accuracy, not about {label_of(metric)}"
     warning = (
         f"the clients are nearly single-class: always predicting a client's most frequent class "
-        f"is right for {100 * mean:.0f} % of its {federation.task.plural} on average, so compare "
-        "scores with that number"
+        f"is right for {100 * mean:.0f} % of its {federation.task.plural} on average; {advice}"
     )
     return [] if mean < NEARLY else [warning]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.core.batching import batching_of
 from atoll.core.clock import OFF, Clock
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.files import clear_left_over
 from atoll.core.losses import BALANCED
@@ -205,7 +205,13 @@ class RunPlan:
         groups: Iterable[list[Experiment]] = [waiting]
         if not waiting or why_one_by_one(waiting):
             groups = ([experiment] for experiment in waiting or self.experiments())
-        return self.result([seed for group in groups for seed in self._train(group)])
+        try:
+            return self.result([seed for group in groups for seed in self._train(group)])
+        except (ConfigError, DataError):
+            began = self.observers.progress and self.observers.progress.now
+            if self.folder is not None and not self.resuming and not began:
+                self.folder.withdraw(self.config.all_seeds)
+            raise
 
     def _train(self, experiments: Sequence[Experiment]) -> list[SeedResult]:
         runs = run_together(
@@ -241,12 +247,6 @@ class RunPlan:
             if made.newcomer is not None:
                 check_newcomer(method, select_rule(config, self.rules))
                 self.newcomers[number] = made.newcomer
-            if self.method is None:
-                self._begin(federation, method, made.notes)
-            self.method = method
-            if self.folder is not None:
-                with self.clock.stage("saving"):
-                    self.folder.write_partition(number, federation)
             keep = selection_of(config, self.rules, federation)
             size, start = self.given.batch_size, config.from_run
             experiment = Experiment(
@@ -266,6 +266,12 @@ class RunPlan:
                 keep=keep if self.folder or made.newcomer else None,
                 clock=self.clock,
             )
+            if self.method is None:  # nothing is written before all options were checked
+                self._begin(federation, method, made.notes)
+            self.method = method
+            if self.folder is not None:
+                with self.clock.stage("saving"):
+                    self.folder.write_partition(number, federation)
             self.setup += time.perf_counter() - self.began
             yield experiment
             self.began = time.perf_counter()
@@ -277,7 +283,8 @@ class RunPlan:
             with self.clock.stage("saving"):
                 self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
-        notes = [*notes, *nearly_single_class(federation), *([short] if short else [])]
+        wanted = metric_of(self.config, federation), positive_of(self.config, federation)
+        notes = [*notes, *nearly_single_class(federation, *wanted), *([short] if short else [])]
         if self.data is not None or is_own(self.config.data):
             notes += uneven_features(federation)
         if self.config.class_weights == BALANCED:

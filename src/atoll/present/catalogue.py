@@ -24,11 +24,10 @@ from atoll.data.public import registry
 from atoll.data.public.registry import DATASETS, GROUPS, data_root, is_present
 from atoll.data.source import Source
 from atoll.data.synthetic import BUILT_IN, Lagoon, built_in
+from atoll.experiment.card import PARAGRAPHS
 from atoll.methods import METHODS, method_class
 from atoll.nn import NETS
 
-PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
-"""What every method's docstring says, each on a line of its own."""
 SOURCE_WIDTH = 100  # how wide the lines of a docstring may be
 _COUNTED = ("graphs", "nodes", "edges", "features", "classes")
 _GENERATORS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -13,10 +12,12 @@ from atoll.core.errors import AtollError
 from atoll.core.task import NODES, TASKS
 from atoll.engines.fleet import owners_of, steps_of
 from atoll.engines.ledger import SCORE
+from atoll.experiment.baseline import NOT_FEDERATED, POOLED
 from atoll.experiment.build import build_method
+from atoll.experiment.card import paragraph
 from atoll.experiment.config import RunConfig
-from atoll.experiment.metrics import label_of
-from atoll.present.catalogue import PARAGRAPHS, module_doc
+from atoll.experiment.metrics import ONE_IN_A_BIN, SENT, label_of
+from atoll.present.catalogue import module_doc
 from atoll.present.chart import BLUE, Axis, Line
 from atoll.present.chart_svg import spark_svg, strip_svg, swatches
 from atoll.present.result_plots import traffic_by_round
@@ -26,6 +27,10 @@ from atoll.report.collect import Collection, ReportedRun
 from atoll.report.maps import stacked
 from atoll.report.results import by_federation, name_cell
 
+BASELINES = {
+    NOT_FEDERATED: "Not federated: each client fitted a model to its own data. Nothing crossed.",
+    POOLED: "Not federated: all data were pooled in one place. No client kept anything.",
+}
 DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
 """Name, colour and opacity of the two parts of a bar."""
 
@@ -85,18 +90,26 @@ def _stayed(found: Collection) -> str:
             counted = one.run.result.federation
             # A set of graphs counts its nodes, too; a federation made in Python counts nothing.
             tasks = [task for task in TASKS.values() if task.plural in counted] or [NODES]
-            cards[one.config.method] = _card(one, declared(one.config, tasks[-1].name))
+            alone = BASELINES.get(one.run.result.scored)
+            cards[one.config.method] = _card(one, alone or declared(one.config, tasks[-1].name))
     rule = (
         "<h3>What never crossed</h3><p>Unless a method declares otherwise below, <b>features, "
         "edges and labels of single nodes stay with their client</b>, and so does the private "
         "state. A reply is a record of tensors; one with a row for each node or edge is refused by "
         "the wire engine and by real sites unless the method declares it with its reason, and the "
         "contract tests hold every "
-        "method to that on every engine. Scoring does send counts (true by predicted class, on "
-        "training, validation and test nodes): they tell how many nodes of each class a client "
-        "has.</p>"
+        f"method to that on every engine. Scoring does send numbers, for training, validation and "
+        f"test nodes: {_scoring(found)}.</p>"
     )
     return f'{rule}<div class="cards">{"".join(cards.values())}</div>'
+
+
+def _scoring(found: Collection) -> str:
+    """What scoring sends in these runs, in words."""
+    seeds = [seed.history for one in found.shown for seed in one.run.result.seeds]
+    shows = {"confusion": "how many nodes of each class a client has", "bins": ONE_IN_A_BIN}
+    sent = {k: v for k, v in SENT.items() if k != "bins" or any(h.bins_known for h in seeds)}
+    return ", ".join(f"{v} ({shows[k]})" if k in shows else v for k, v in sent.items())
 
 
 def _card(one: ReportedRun, words: Declared | str) -> str:
@@ -147,22 +160,6 @@ def declared(config: RunConfig, task: str) -> Declared | str:
     replies = [(step.name, step.discloses) for step in steps_of(method)]
     discloses = tuple((step, name, why) for step, of in replies for name, why in of.items())
     return Declared(about, wire, private, floats, discloses)
-
-
-def paragraph(words: str, start: str) -> str:
-    """The text after a word at the start of a docstring's line, up to the next such word."""
-    ends = (*PARAGRAPHS, "What it tells:", "Compute:", "Ablations")
-    found: list[str] = []
-    for line in words.splitlines():
-        if found and (not line.strip() or line.startswith(ends)):
-            break
-        if found or line.startswith(start):
-            found.append(line)
-    text = " ".join(found).partition(":")[2]
-    # A wire line is set in columns: "down  model      up  model, num_nodes".
-    text = re.sub(r"\bdown {2,}", "down: ", text)
-    text = re.sub(r"[;,]? {2,}up {2,}", "; up: ", text)
-    return re.sub(r"\s+", " ", text).strip().replace("`", "")
 
 
 def cost(found: Collection) -> str:

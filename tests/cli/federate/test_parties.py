@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from atoll.cli import main
 from atoll.deploy.kits import read_settings, write_settings
 from atoll.deploy.local import locked
+from atoll.deploy.site_data import write_clients
 from atoll.experiment.folder import RunFolder
+from tests.deploy.conftest import two_classes
 from tests.deploy.test_delivery import made, trial
 
 __all__ = ["made", "trial"]  # fixtures
@@ -77,6 +79,9 @@ def test_a_delivered_model_is_verified_and_a_changed_one_refused(trial):
     round = RunFolder(trial.folder()).model().rounds[0] + 1
     said = f"signed by the server: run run for site-1 (seed 0: round {round})\n"
     assert done.output == said
+    done = verify(model, "--kit", trial.kits / "site-2")
+    assert done.exit_code == 0
+    assert done.output == f"{said[:-1]}; this kit is site-2's\n"
     (model / "seed-0" / "model.toml").write_text("")
     done = verify(model, "--kit", kit)
     assert done.exit_code == 2
@@ -85,6 +90,13 @@ def test_a_delivered_model_is_verified_and_a_changed_one_refused(trial):
     assert "needs a site's kit" in verify(model, "--kit", trial.kits / "server").output
     shutil.rmtree(kit / "startup")
     assert "is not the kit of a site" in verify(model, "--kit", kit).output
+
+
+def test_a_dry_run_previews_the_bins_of_a_metric(cli, trial):
+    kit, file = trial.kits / "site-1", write_clients(two_classes(), trial.kits / "two")[0]
+    words = ("federate", "site", "--kit", kit, "--data", file, "--dry-run", "fedavg")
+    assert "score.bins" not in cli(*words).stdout
+    assert "score.bins" in cli(*words, "--metric", "average_precision").stdout
 
 
 def test_a_site_writes_its_table(cli, trial, tmp_path):

@@ -63,6 +63,36 @@ def test_agreed_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
             np.testing.assert_allclose(getattr(mine, key), getattr(other, key), rtol=1e-12)
 
 
+ANGLES = """
+[columns]
+age = {missing = "own category", scale = "none"}
+paid = {missing = "mean"}
+when = {kind = "date", parts = ["year", "week"]}
+far = {scale = "range", range = [-2, 20], missing = "mean"}
+"""
+
+
+def test_only_statistics_that_the_encoder_uses_leave_an_owner(tmp_path: Path) -> None:
+    path = hospitals(tmp_path, ANGLES, 2)
+    told = {one.name: one for one in load_own(path / "h0", path / "schema.toml", telling=1)[1].told}
+    assert (told["when"].rows, told["when"].mean, told["when"].squares) == (0, 0, 0)
+    assert (told["age"].rows, told["age"].squares) == (19, 0)  # only the mean fills its gaps
+    assert told["age"].mean > 9e5
+    assert told["far"].squares == 0
+    assert told["paid"].squares > 0
+    one, two = (loaded(path, mode) for mode in ("federated", "pooled"))
+    np.testing.assert_allclose(one.x, two.x, rtol=1e-6, atol=1e-6)
+
+
+def test_a_declared_range_stays_where_the_mean_fills_gaps(tmp_path: Path) -> None:
+    path = hospitals(tmp_path, ANGLES, 2)
+    for mode in ("federated", "pooled", "local"):
+        encoder = loaded(path, mode).encoder
+        far = encoder.of_client("h0").features[3]
+        assert (far.name, far.centre, far.spread) == ("far", 9, 11)
+        assert 0 < far.fill < 12
+
+
 def test_each_client_may_measure_its_own_rows(tmp_path: Path) -> None:
     source = loaded(hospitals(tmp_path), "local")
     for name in ("h0", "h1", "h2"):

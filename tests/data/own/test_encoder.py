@@ -90,10 +90,29 @@ def test_further_columns_are_ignored_with_a_note(tmp_path: Path) -> None:
             "id,kind\ne,home\nf,shop\n",
             "nodes.csv lacks 1 of the 3 columns that the model needs: 'age'",
         ),
-        (NEW.replace("9", "old"), "row 3, column 'age' holds 'old', but the model was trained on"),
-        (NEW.replace(",f,9", ",f,"), "row 3, column 'age' has no value"),
+        (
+            NEW.replace("9", "old"),
+            "row 3, column 'age' holds 'old', but the model was trained on numbers there; correct "
+            'it, or leave it empty and train again with missing = "own category", "mean" or '
+            '"median", because the training\'s schema says missing = "refuse"',
+        ),
+        (
+            NEW.replace(",f,9", ",f,"),
+            "row 3, column 'age' has no value (1 such rows in all); fill them in, or train again "
+            'with missing = "own category", "mean" or "median", because the training\'s schema '
+            'says missing = "refuse"',
+        ),
+        (
+            NEW.replace("shop,f", ",f"),
+            "column 'kind' has no value (1 such rows in all); fill them in, or train again with "
+            'missing = "own category", because',
+        ),
         (NEW.replace("y,shop", "z,shop"), "row 3, column 'label' holds 'z', a class that training"),
-        (NEW.replace(",f,", ",e,"), "gives the id 'e' again"),
+        (
+            NEW.replace(",f,", ",e,"),
+            "gives the id 'e' again (1 such rows in all); an id names one node: remove one of the "
+            "rows",
+        ),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path: Path, nodes: str, sentence: str) -> None:
@@ -101,7 +120,16 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, nodes: str, sentence
     with pytest.raises(AtollError) as caught:
         load_new(folder(tmp_path / "new", nodes, NEW_EDGES), encoder, OwnOptions())
     assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for word in ("\n", "--own", "duplicate_nodes", "schema.toml"):
+        assert word not in str(caught.value)
+
+
+def test_a_text_where_gaps_are_filled_may_be_left_empty(tmp_path: Path) -> None:
+    path = folder(tmp_path / "old", NODES, EDGES, '[columns.age]\nmissing = "mean"\n')
+    encoder = load_own(path)[0].encoder
+    new = folder(tmp_path / "new", NEW.replace("9", "old"), NEW_EDGES)
+    with pytest.raises(AtollError, match=r"leave it empty: .* says missing = \"mean\"$"):
+        load_new(new, encoder, OwnOptions())
 
 
 @pytest.mark.parametrize(

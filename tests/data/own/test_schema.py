@@ -15,7 +15,6 @@ from .graphs import E, G, Tables, check_refused, folder, pairs
 REFUSED: dict[str, Tables] = {
     # nodes.csv, edges.csv, schema.toml, the sentence
     "no id": ("key,f,label\na,1,x\n", E, "", "nodes.csv has no id column: its columns are 'key'"),
-    "semicolons": ("id;f;label\na;1;x\n", E, "", "no id column (separate the columns with commas)"),
     "no label": ("id,f\na,1\nb,2\n", E, "", "nodes.csv has no label column"),
     "no source": (G, "a,b\na,b\n", "", "edges.csv has no source column"),
     "no target": (G, "source,b\na,b\n", "", "edges.csv has no target column"),

@@ -89,6 +89,8 @@ def server(kit: Path, metrics: int | None) -> None:
     options.SETTINGS,
     options.DP,
     options.ENCODER,
+    options.METRIC,
+    options.THRESHOLD,
     METRICS,
     AS_JSON,
 )
@@ -128,13 +130,14 @@ def site(kit: Path, data: Path, metrics: int | None, as_json: bool, **given: Any
 )
 def verify(folder: Path, kit: Path) -> None:
     """Check the server's signature of the MODEL folder, and every file in it."""
-    session.open_kit(kit, "site")
+    name = session.open_kit(kit, "site")["name"]
     from atoll.deploy.delivery import verify_model
 
     manifest = verify_model(folder, kit)
     seeds = manifest.rounds.items()
     rounds = ", ".join(f"seed {seed}: round {number + 1}" for seed, number in seeds)
-    click.echo(f"signed by the server: run {manifest.run} for {manifest.site} ({rounds})")
+    other = "" if name == manifest.site else f"; this kit is {name}'s"
+    click.echo(f"signed by the server: run {manifest.run} for {manifest.site} ({rounds}){other}")
 
 
 @command(

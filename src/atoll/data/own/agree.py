@@ -17,12 +17,17 @@ from msgspec import Meta
 
 from atoll.core.errors import ConfigError, DataError
 from atoll.data.own.rules import OWN_CATEGORY, Rule
-from atoll.data.own.schema import quoted
+from atoll.data.own.schema import quoted, quoted_list
 
 if TYPE_CHECKING:
     from atoll.data.own.encoder import Feature
 
 MODES = ("federated", "local", "pooled")
+TELLS = (
+    "the names of columns and how they are read; of each number how many rows have one, their mean "
+    "and, if they scale it, their squared deviations; of each category its values"
+)
+SCALED = ("standard", "log")  # by the mean and the deviation of all rows
 Text = Annotated[str, Meta(max_length=1000)]
 Values = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
 
@@ -63,10 +68,12 @@ def needs(feature: Feature) -> str:
     rule = feature.rule
     if feature.kind == "category":
         return "nothing" if rule.values else "values"
+    if feature.kind == "date" and "days" not in rule.parts:  # an angle needs no statistic
+        return "nothing"
     if rule.scale == "robust" or rule.missing == "median":
         return "order"
     filled = rule.missing == "mean" or (rule.missing == OWN_CATEGORY and rule.scale != "range")
-    return "sums" if rule.scale in ("standard", "log") or filled else "nothing"
+    return "sums" if rule.scale in SCALED or filled else "nothing"
 
 
 def check_sums(features: Sequence[Feature]) -> None:
@@ -103,7 +110,18 @@ def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = (
     known = found[~np.isnan(found)]
     mean = float(known.mean()) if known.size else 0.0
     away = known - mean
-    return Told(*told, known.size, mean, float((away**2).sum()), float(away.sum()))
+    squares = float((away**2).sum()) if rule.scale in SCALED else 0.0
+    return Told(*told, known.size, mean, squares, float(away.sum()))
+
+
+def in_words(told: Told) -> str:
+    """What an owner tells of one column, for the owner to read."""
+    kind = told.form.partition(", ")[0]
+    found = f"values {quoted_list(told.values, 20)}" if kind == "category" else "no number"
+    if told.rows:
+        found = f"{told.rows} rows have one, mean {told.mean:.6g}"
+        found += f", squared deviations {told.squares:.6g}" if told.squares else ""
+    return f"{found} (read as {told.form})"
 
 
 def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
@@ -147,7 +165,7 @@ def _agreed(told: Sequence[Told]) -> Agreed:
     constant = variance <= rows * eps * variance + (rows * mean * eps) ** 2  # as scikit-learn
     spread = 1.0 if constant else math.sqrt(variance)
     fill = 0.0 if form[1] == "refuse" else mean
-    scaled = form[0] in ("standard", "log")
+    scaled = form[0] in SCALED
     return Agreed(name, (), mean, spread, fill) if scaled else Agreed(name, fill=fill)
 
 
@@ -155,10 +173,11 @@ def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[
     """Own features with what all agreed on; a declared category or range stays unchanged."""
     if [f.name for f in features] != [a.name for a in agreed]:
         raise DataError("the agreed columns are not those of the tables; agree again")
-    taken = {"values": ("values",), "sums": ("centre", "spread", "fill")}
+    taken = {"values": ("values",), "sums": ("centre", "spread", "fill"), "range": ("fill",)}
+    wanted = ["range" if f.rule.range and needs(f) == "sums" else needs(f) for f in features]
     return tuple(
-        replace(own, **{name: getattr(one, name) for name in taken.get(needs(own), ())})
-        for own, one in zip(features, agreed, strict=True)
+        replace(own, **{name: getattr(one, name) for name in taken.get(key, ())})
+        for own, one, key in zip(features, agreed, wanted, strict=True)
     )
 
 

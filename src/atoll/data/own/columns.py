@@ -51,15 +51,12 @@ class Column:
         """The error for one row of the column."""
         return DataError(f"{self.rows.where(row)}, column '{self.name}' {problem}")
 
-    def complete(self, feature: str = "") -> Column:
+    def complete(self, advice: str = "") -> Column:
         """The column itself; a missing value is refused with the first place and the count."""
         if missing := self.values.null_count:
             problem = f"has no value ({missing} such rows in all); fill them in"
-            advice = f'leave the column out with ignore = ["{self.name}"] in schema.toml'
-            if feature:
-                ways = 'missing = "own category", "mean" or "median"'
-                advice = f"say {ways} under [columns.{feature}] in schema.toml, or {advice}"
-            raise self.error(first(self.values.is_null()), f"{problem}, or {advice}")
+            problem += f", or {advice}" if advice else ""
+            raise self.error(first(self.values.is_null()), problem)
         return self
 
 
@@ -207,7 +204,7 @@ def cleaned(column: Column, rule: Rule) -> Column:
     return replace(column, values=values)
 
 
-def check_number(column: Column, why: str) -> None:
+def check_number(column: Column, why: str, advice: str = "") -> None:
     """Refuse a text that is not a number, with its place; `why` is the reason in the sentence."""
     kind = column.values.type
     if is_number(kind):
@@ -218,13 +215,13 @@ def check_number(column: Column, why: str) -> None:
     if pc.all(right).as_py() is not False:
         return
     row = first_text(column.values)
-    advice = "correct it, or list it under categories in schema.toml"
+    advice = f"correct it, or {advice or 'list it under categories in schema.toml'}"
     raise column.error(row, f"holds {quoted(column.values[row].as_py())}, but {why}; {advice}")
 
 
-def numbers(column: Column, why: str, *, gaps: bool) -> np.ndarray:
+def numbers(column: Column, why: str, advice: str = "", *, gaps: bool) -> np.ndarray:
     """A number for each row, (N,) float64; NaN where there is none, if there may be gaps."""
-    check_number(column, why)
+    check_number(column, why, advice)
     wide = np.asarray(column.values.cast(pa.float64(), safe=False))
     with np.errstate(over="ignore"):  # a value beyond float32 is refused below, with its place
         bad = ~np.isfinite(wide.astype(np.float32))
@@ -264,7 +261,7 @@ def seconds(column: Column, rule: Rule) -> np.ndarray:
         if pc.any(wrong).as_py():
             row, count = first(wrong), pc.sum(wrong).as_py()
             problem = f"holds {quoted(texts[row].as_py())}, no date of the form {form}"
-            advice = "correct it, or give the form as format in schema.toml"
+            advice = "correct it, or train with its form as format in schema.toml"
             raise column.error(row, f"{problem} ({count} such rows in all); {advice}")
     whole = values.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
     return np.asarray(whole.cast(pa.float64(), safe=False))

@@ -6,6 +6,7 @@ A column has a kind, questions about it, and perhaps gives the label away.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pyarrow import types
 from atoll.core.errors import AtollError, DataError
 from atoll.data.own import columns as convert
 from atoll.data.own.columns import MISSING, NUMBER, TRUTH, Column
+from atoll.data.own.leakage import telling
 from atoll.data.own.rules import OWN_CATEGORY, SUITS, Rule
 from atoll.data.own.schema import CONVENTION, OWNERS, Schema, quoted, quoted_list, read_schema
 from atoll.data.own.tables import Part, TableFile, find_parts
@@ -26,10 +28,8 @@ COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"
 """A number with a decimal comma, and points between thousands."""
 FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y-%m-%d %H:%M:%S")
 MOST = 50  # distinct texts that are taken for a category without a question
-TELLING = 0.95  # AUC of one column from which on it seems to give the label away
-CERTAIN, CAUGHT = 0.99, 0.25  # or it is this certain of this share of a class
-LEAST = 10  # labelled rows of a class below which no column is tried
-SAMPLE = 20_000  # labelled rows that a column is tried on
+FEW = 10  # rows among which a column of different numbers is no id
+DIRECTED = "[edges] directed"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Description:
     edges: dict[str, str]  # columns of the edges by role
     problems: list[Problem] = field(default_factory=list)
     rows: int = 0
+    known: Schema = field(default_factory=Schema)  # what is decided already
 
     def ask(self, place: str, text: str, rows: int = 0) -> None:
         """Add a problem."""
@@ -58,24 +59,36 @@ class Description:
     def toml(self) -> str:
         """A schema with every column; a line with `# ?` asks for a decision."""
         lines = ["# Made by `atoll data describe`. Decide every line with `# ?`."]
-        lines += [f"# ? {p.place}: {p.text}" for p in self.problems if "column" not in p.place]
+        asked = [p for p in self.problems if "column" not in p.place and p.place != DIRECTED]
+        lines += [f"# ? {p.place}: {p.text}" for p in asked]
+        known, every = self.known, _lines(self.known, ("scale", "missing"))
+        lines += [*_lines(known, ("task",)), *(["", "[nodes]", *every] if every else [])]
         for name, look in self.looks.items():
             lines += ["", f"[columns.{json.dumps(name, ensure_ascii=False)}]"]
             role = self.roles.get(name, "feature")
-            rule = look.complete() if role == "feature" else Rule(empty=look.rule.empty)
+            feature = role == "feature"
+            rule = look.complete(known) if feature else look.rule
             lines.append(f"role = {json.dumps('ignore' if rule.kind == 'text' else role)}")
-            keys = [f.name for f in fields(rule) if rule.kind in SUITS.get(f.name, (rule.kind,))]
-            lines += [line for key in keys[1:] for line in _line(key, getattr(rule, key))]
+            suits = {key: not feature or rule.kind in kinds for key, kinds in SUITS.items()}
+            keys = [f.name for f in fields(rule) if suits.get(f.name, True)]
+            lines += _lines(rule, keys[1:])
             lines += [f"# ? {text}" + _counted(rows) for text, rows in look.questions]
-        if self.edges:
-            lines += ["", "[edges]"]
-            lines += [line for role, name in self.edges.items() for line in _line(role, name)]
+        lines += ["", "[edges]"]
+        for role in ("source", "target", "weight"):
+            if (name := self.edges.get(role, getattr(known, role))) is not None:
+                lines.append(f"{role} = {json.dumps(name, ensure_ascii=False)}")
+            elif role != "weight":
+                lines.append(f'# ? {role} = "..."')
+        lines += _lines(known, ("self_loops", "duplicate_edges", "directed"))
+        if known.directed is None:
             lines.append("directed = false  # ? true keeps directions")
         return "\n".join(lines) + "\n"
 
 
-def _line(key: str, value: str | tuple[str, ...] | None) -> list[str]:
-    return [f"{key} = {json.dumps(value, ensure_ascii=False)}"] if value else []
+def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
+    """The keys that are given, as lines of TOML."""
+    given = [(key, getattr(of, key)) for key in keys if getattr(of, key) not in (None, ())]
+    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given]
 
 
 def _counted(rows: int) -> str:
@@ -89,7 +102,7 @@ def describe(path: Path, schema: Path | None = None) -> Description:
     own = path / "schema.toml"
     given = schema or (own if own.is_file() else None)
     known = Schema() if given is None else read_schema(given)
-    parts, found = find_parts(path), Description({}, {}, {})
+    parts, found = find_parts(path), Description({}, {}, {}, known=known)
     tables = [_read(part.nodes, found) for part in parts]
     whole, starts = _together(parts, tables, found), np.cumsum([0, *map(len, tables)])
 
@@ -99,23 +112,32 @@ def describe(path: Path, schema: Path | None = None) -> Description:
 
     found.rows, name = len(whole), parts[0].nodes.name
     rows = convert.Rows(name, where)
-    _find_roles(whole, known, found, name)
-    if "id" not in found.roles.values():
-        _find_id(parts[0].edges, whole, known, found, name)
+    if whole.column_names:  # if no table can be read, one problem is enough
+        _find_roles(whole, known, found, name)
+        _find_owner(parts, whole.column_names, known, found)
+        if "id" not in found.roles.values():
+            _find_id(parts[0].edges, whole, known, found, name)
     for column in whole.column_names:
         rule, role = known.columns.get(column, Rule()), found.roles.get(column)
-        rule = replace(rule, kind="category") if column in known.categories else rule
         one = Column(whole[column], column, rows)
+        if role is None:
+            listed = "category" if column in known.categories else None
+            if column in (known.features or ()) and not types.is_boolean(one.values.type):
+                listed = "number"
+            wish = rule.kind or listed, rule.missing or known.missing
+            rule = replace(rule, kind=wish[0], missing=wish[1])
         found.looks[column] = Look(one, rule) if role else look_at(one, rule)
     y = _labels(found, name)
     for column, look in found.looks.items():
         tried = column not in found.roles and look.rule.kind != "text" and found.rows
-        if tried and (told := telling(look, y)):
+        if tried and (told := telling(look.column, look.rule, y)):
             look.ask(f'{told}; if it is not known before the label, role = "ignore"', 0)
         for text, count in look.questions:
             found.ask(f"{name}, column '{column}'", text, count)
     for part, table in zip(parts, tables, strict=True):
         _edges(part, _ids(part, table, found), known, found)
+    if known.directed is None:
+        found.ask(DIRECTED, "an edge joins both ways; choose true to keep directions")
     return found
 
 
@@ -125,7 +147,7 @@ def _read(file: TableFile, found: Description) -> pa.Table:
         names = [name for name in file.columns() if name]
         return file.read(names, names)
     except AtollError as problem:
-        found.ask(file.name, str(problem))
+        found.ask(file.name, str(problem).removeprefix(f"{file.name} "))
         return pa.table({})
 
 
@@ -177,7 +199,8 @@ def _find_id(
 def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -> None:
     """Roles by the schema or by convention; one that is open or taken twice is a problem."""
     names = nodes.column_names
-    listed = (*(known.features or ()), *known.categories, *known.columns)
+    listed = [*(known.features or ()), *known.categories, *known.ignore]
+    listed += [name for name, rule in known.columns.items() if rule.role is not None]
     for role in ROLES:
         given = getattr(known, role)
         hits = [n for n in names if n.lower() in CONVENTION[role] and n not in listed]
@@ -194,9 +217,28 @@ def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -
                 found.roles[hits[0]] = role
             else:
                 found.ask(file, f"the schema names the column '{hits[0]}', which is not there")
-    owners = [known.owner] if known.owner else [n for n in names if n.lower() in OWNERS]
-    found.roles |= {name: "owner" for name in owners if name in names}
     found.roles |= {name: "ignore" for name in known.ignore if name in names}
+    used = {*found.roles, *listed, *known.columns, str(known.owner)}
+    if known.features is not None:  # they are all features that there are
+        found.roles |= {name: "ignore" for name in names if name not in used}
+    for name in (name for name in (*listed, *known.columns) if name not in names):
+        if name not in (getattr(known, role) for role in ROLES):
+            found.ask(file, f"the schema names the column '{name}', which is not there")
+
+
+def _find_owner(parts: list[Part], names: Sequence[str], known: Schema, found: Description) -> None:
+    """The owner by the schema or by convention; a further column of such a name is no feature."""
+    file, free = parts[0].nodes.name, [name for name in names if name not in found.roles]
+    usual = [n for n in free if n.lower() in OWNERS and n != known.owner]
+    owners = [*(name for name in names if name == known.owner), *usual]
+    found.roles |= dict.fromkeys(owners[1:], "ignore") | dict.fromkeys(owners[:1], "owner")
+    if known.owner is None and len(owners) > 1:
+        found.ask(file, f"columns {quoted_list(owners)} could each be the owner; the first is")
+    elif known.owner is not None and known.owner not in names:
+        found.ask(file, f"the schema names the column '{known.owner}', which is not there")
+    elif not owners and parts[0].client is None:
+        invented = "without one, Louvain cuts the graph into invented clients"
+        found.ask(file, f'which column names the owner? give it role = "owner"; {invented}')
 
 
 def _labels(found: Description, file: str) -> np.ndarray:
@@ -244,7 +286,8 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
             names[role] = hits[0]
         elif role != "weight" and table.column_names:
             some = f"columns {quoted_list(hits)} could be" if hits else "no column is"
-            found.ask(file, f'{some} the {role}; name one with [edges] {role} = "..." ')
+            given = f" (columns: {quoted_list(table.column_names)})"
+            found.ask(file, f'{some} the {role}; name one with [edges] {role} = "..."{given}')
     found.edges = found.edges or names
     if rest := [name for name in table.column_names if name not in names.values()]:
         found.ask(file, f"columns {quoted_list(rest)} of the edges are not used")
@@ -266,12 +309,17 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
         name = names["source" if ends[0][first] < 0 else "target"]
         told = f"edges name a node that is not there, as {quoted(table[name][first].as_py())} does"
         found.ask(file, f"{told}; --own dangling=drop leaves them out", gone)
-    if loops := int(((ends[0] == ends[1]) & ~lost).sum()):
-        found.ask(file, "edges join a node to itself; they are dropped (--own self_loops)", loops)
+    loops = int(((ends[0] == ends[1]) & ~lost).sum())
+    if loops and known.self_loops in (None, "error"):
+        told = "they are dropped unless you choose another self_loops under [edges]"
+        told = told if known.self_loops is None else 'and self_loops = "error"'
+        found.ask(file, f"edges join a node to itself; {told}", loops)
     keys = ends[0][~lost].astype(np.int64) * len(ids) + ends[1][~lost]
-    if again := keys.size - np.unique(keys).size:
-        told = "edges are given again; the first stays, or choose --own duplicate_edges=sum"
-        found.ask(file, told, again)
+    again = keys.size - np.unique(keys).size
+    if again and known.duplicate_edges in (None, "error"):
+        told = 'the first stays, or choose duplicate_edges = "sum" under [edges]'
+        told = told if known.duplicate_edges is None else 'and duplicate_edges = "error"'
+        found.ask(file, f"edges are given again; {told}", again)
 
 
 @dataclass
@@ -282,13 +330,13 @@ class Look:
     rule: Rule
     questions: list[tuple[str, int]] = field(default_factory=list)
 
-    def complete(self) -> Rule:
-        """The rule with every choice named, and all values of a category."""
+    def complete(self, known: Schema) -> Rule:
+        """The rule with every choice named, by the schema, and all values of a category."""
         kind, rule = self.rule.kind or "text", self.rule
         if kind == "category" and not rule.values:
             texts = convert.cleaned(self.column, rule).values.cast(pa.large_string())
             rule = replace(rule, values=tuple(convert.sorted_values(texts).to_pylist()))
-        return rule if kind == "text" else rule.settled(kind, None, None)
+        return rule if kind == "text" else rule.settled(kind, known.scale, known.missing)
 
     def ask(self, question: str, rows: int) -> None:
         """Add a question about some rows."""
@@ -383,7 +431,7 @@ def _identity(look: Look, distinct: pa.Array) -> None:
     named = look.column.name.lower().endswith(("id", "_no", "number", "code"))
     if zeros and whole:
         look.ask('numbers that begin with 0 may be names; choose kind = "category" then', zeros)
-    elif whole and len(texts) == rows > LEAST and (named or len(texts) > MOST):
+    elif whole and len(texts) == rows > FEW and (named or len(texts) > MOST):
         look.ask('whole numbers that differ in every row may be an id; role = "ignore" then', rows)
 
 
@@ -418,51 +466,3 @@ def _gaps(look: Look) -> None:
         look.ask("rows have no value; choose missing", gaps)
     elif gaps:
         look.ask('rows have no value, and missing = "refuse"', gaps)
-
-
-def telling(look: Look, y: np.ndarray) -> str:
-    """How this column alone gives the label away, by a cross-validated small tree; or nothing."""
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-    from sklearn.tree import DecisionTreeClassifier
-
-    rows = np.flatnonzero(y >= 0)
-    if rows.size > SAMPLE:
-        rows = np.random.default_rng(0).choice(rows, SAMPLE, replace=False)
-    sizes = np.bincount(y[rows])
-    rows = rows[sizes[y[rows]] >= LEAST]
-    if np.unique(y[rows]).size < 2:
-        return ""
-    try:
-        codes = _codes(look)[rows]
-    except AtollError:  # values that do not fit have a problem already
-        return ""
-    tree = DecisionTreeClassifier(max_leaf_nodes=16, min_samples_leaf=3, random_state=0)
-    folds = StratifiedKFold(3, shuffle=True, random_state=0)
-    chances = cross_val_predict(tree, codes[:, None], y[rows], cv=folds, method="predict_proba")
-    two = chances[:, 1] if chances.shape[1] == 2 else chances
-    score = float(roc_auc_score(y[rows], two, multi_class="ovr"))
-    if score >= TELLING:
-        return f"predicts the label by itself (AUC {score:.3f})"
-    for place, number in enumerate(np.unique(y[rows])):
-        right, sure = y[rows] == number, chances[:, place] >= CERTAIN
-        caught = float((right & sure).sum() / right.sum())
-        if right.mean() <= 0.5 and caught >= CAUGHT and right[sure].mean() >= CERTAIN:
-            return f"by itself is certain of {100 * caught:.0f} % of one class"
-    return ""
-
-
-def _codes(look: Look) -> np.ndarray:
-    """The column as numbers for a tree; a missing value is below all others."""
-    column = convert.cleaned(look.column, look.rule)
-    if look.rule.kind == "category":
-        texts = column.values.cast(pa.large_string())
-        return convert.lookup(texts, convert.sorted_values(texts)).astype(np.float64)
-    if look.rule.kind == "date":
-        found = convert.seconds(column, look.rule)
-    elif look.rule.kind == "boolean":
-        found = convert.truths(column)
-    else:
-        found = convert.numbers(column, "the column is a number", gaps=True)
-    lowest = float(np.nanmin(found)) if not np.isnan(found).all() else 0.0
-    return np.asarray(np.where(np.isnan(found), lowest - 1, found))

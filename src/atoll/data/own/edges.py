@@ -39,8 +39,12 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
         return ends
     if loading.options.dangling == "error":
         advice = "add the nodes, or leave such edges out with --own dangling=drop"
-        if loading.encoder is not None:
-            advice = "add the nodes, or join the training graph with --joined if they are there"
+        if loading.joined is not None:
+            more = "remove these edges"
+            more = (
+                more if loading.joined else "join the training graph with --joined if it has them"
+            )
+            advice = f"add the nodes, or {more}"
         raise DataError(f"{sentence(first(~good))} ({missing} such edges in all); {advice}")
     loading.report.dangling_edges += missing
     return ends.only(good)
@@ -115,7 +119,8 @@ def _settle(name: str, number: int, choice: str, loading: Loading) -> None:
     done = {"drop": "dropped", "keep": "kept", "sum": "merged, their weights added"}
     done["count"] = "merged, and their number is the weight"
     if number and choice == "error":
-        advice = f"remove them, or choose {name} = drop"
+        choose = f", or choose {name} = drop" if loading.joined is None else ""
+        advice = f"remove them{choose}"
         raise DataError(f"the graph has {number} {words}, which {name} = error refuses; {advice}")
     if number:
         loading.report.note(f"{number} {words} were {done[choice]}")

@@ -60,17 +60,27 @@ class Feature:
         gap = self.rule.missing == OWN_CATEGORY
         return [*names, f"{self.name} is missing"] if gap else names
 
+    @property
+    def again(self) -> str:
+        """The advice for a value that the rules of the training have no place for."""
+        says = 'the training\'s schema says missing = "refuse"'
+        return f"train again with {_ways(self.kind)}, because {says}"
+
     def measured(self, column: Column) -> np.ndarray:
         """A number, truth value or instant for each row before scaling; NaN where none is."""
         gaps = self.rule.missing not in (None, "refuse")
         column = convert.cleaned(column, self.rule)
         if not gaps:
-            column = column.complete(self.name)
+            column = column.complete(self.again)
         if self.kind == "date":
             return convert.seconds(column, self.rule)
         if self.kind == "boolean":
             return convert.truths(column)
-        found = convert.numbers(column, "the model was trained on numbers there", gaps=gaps)
+        why = "the model was trained on numbers there"
+        advice = f"leave it empty and {self.again}"
+        if gaps:
+            advice = f'leave it empty: the training\'s schema says missing = "{self.rule.missing}"'
+        found = convert.numbers(column, why, advice, gaps=gaps)
         log = self.rule.scale == "log"
         return np.asarray(np.sign(found) * np.log1p(np.abs(found))) if log else found
 
@@ -116,7 +126,7 @@ class Feature:
         """The place of each row's category among the known values, (N,) int32."""
         column = convert.cleaned(column, self.rule)
         if self.rule.missing != OWN_CATEGORY:
-            column = column.complete(self.name)
+            column = column.complete(self.again)
         texts = column.values.cast(pa.large_string())
         found = convert.lookup(texts, pa.array(self.values, pa.large_string()))
         lost = np.asarray(texts.is_null())
@@ -314,7 +324,8 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     schema, name = loading.schema, column.name
     rule = wish.settled(kind, schema.scale, schema.missing)
     if rule.missing == "refuse":
-        column.complete(name)
+        leave = f'leave the column out with ignore = ["{name}"] in schema.toml'
+        column.complete(f"say {_ways(kind)} under [columns.{name}] in schema.toml, or {leave}")
     if column.values.null_count == len(column.values):
         advice = "list it under ignore in schema.toml"
         raise DataError(f"{column.rows.name}, column '{name}' has no value in any row; {advice}")
@@ -324,6 +335,11 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
         known = "schema.toml says the column is a number"
         convert.check_number(column, known if wish.kind or name in roles.numbers else MOSTLY)
     return Feature(name, kind, (), rule)
+
+
+def _ways(kind: str) -> str:
+    """The choices that take a missing value."""
+    return f'missing = "{OWN_CATEGORY}"' + ("" if kind == "category" else ', "mean" or "median"')
 
 
 def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
@@ -372,6 +388,8 @@ def _statistics(rule: Rule, numbers: np.ndarray) -> tuple[float, float, float]:
     from sklearn.preprocessing import RobustScaler, StandardScaler
 
     found, centre, spread, fill = numbers[:, None], 0.0, 1.0, 0.0
+    if rule.range:
+        centre, spread, _ = agree.declared(rule)
     if rule.scale in ("standard", "log"):
         standard = StandardScaler().fit(found)
         centre, spread = float(standard.mean_[0]), float(standard.scale_[0])
@@ -410,7 +428,8 @@ def encode_nodes(
     """
     columns = {name: Column(table[name], name, rows) for name in table.column_names}
     encoder, y = loading.encoder, np.full(table.num_rows, -1)
-    owners = {name: convert.as_numpy(columns[name].complete().values) for name in roles.owners}
+    leave = "" if encoder else "leave the column out with ignore = [...] in schema.toml"
+    owners = {name: convert.as_numpy(columns[name].complete(leave).values) for name in roles.owners}
     split = None if roles.split is None else convert.split_roles(columns[roles.split])
     if clients is None and owners:
         names = (str(loading.options.owner), "client", *owners)

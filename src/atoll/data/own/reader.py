@@ -311,7 +311,8 @@ def load_new(
     _check_schema(path, encoder.schema, options)
     # The encoder has the directions of the training, where --own directed is part of it.
     known = encoder.schema.with_options(replace(options, directed=None))
-    loading, parts = Loading(known, options, encoder=encoder, client=client), find_parts(path)
+    joined, parts = old is not None, find_parts(path)
+    loading = Loading(known, options, encoder=encoder, client=client, joined=joined)
     nodes, ids = read_nodes(parts, loading)
     name, classes = path.resolve().name, len(encoder.classes)
     size, places = len(nodes.y), None

@@ -166,6 +166,7 @@ class Loading:
     # that stand in so many rows.
     telling: int = 0
     client: str | None = None  # whose tables they are, where no column names it
+    joined: bool | None = None  # of tables to predict: whether they join the training graph
 
     def rule(self, name: str) -> Rule:
         """The wishes about one column of the nodes."""
@@ -320,10 +321,8 @@ def _check_present(name: str, columns: Names, origin: str, file: str) -> None:
 
 
 def _absent(role: str, columns: Names, file: str, word: str = "column") -> DataError:
-    one_column = len(columns) == 1 and any(mark in columns[0] for mark in ";\t|")
-    hint = " (separate the columns with commas)" if one_column else ""
     return DataError(
-        f"{file} has no {role} {word}{hint}: its {word}s are {quoted_list(columns)}; name one of "
+        f"{file} has no {role} {word}: its {word}s are {quoted_list(columns)}; name one of "
         f"them {', '.join(CONVENTION[role])}, or say which it is in schema.toml: "
         f'[{_section(role)}] {role} = "..."'
     )

@@ -19,6 +19,7 @@ from atoll.data.own.columns import Column, Rows
 from atoll.data.own.encoder import Nodes, encode_nodes
 from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
 
+SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}  # that are not read
 LONGEST_HEADER = 1 << 16  # bytes of a CSV file that are looked at for its first line break
 
 
@@ -44,6 +45,10 @@ class TableFile:
         else:
             with self._reading():
                 names = list(pa.parquet.read_schema(self.path).names)
+        for mark, word in SEPARATORS.items():
+            if self.is_csv and sum(name.count(mark) for name in names) >= len(names):
+                problem = f"{self.name} seems to use {word} between values"
+                raise DataError(f"{problem}; save it with commas")
         if any("\n" in name or "\r" in name for name in names):
             raise DataError(f"{self.name} has a column name of several lines; close its quote")
         if twice := sorted({name for name in names if name and names.count(name) > 1}):
@@ -250,7 +255,7 @@ def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.
             advice = "give at least one node, or remove it"
             raise DataError(f"{part.nodes.name} has a header but no rows; {advice}")
         id_column = Column(table[roles.id], str(roles.id), part.nodes.rows)
-        own_ids, rows = _distinct(id_column.complete(), loading)
+        own_ids, rows = _distinct(id_column.complete("remove these rows"), loading)
         ids.append(own_ids)
         rest = table.drop_columns([roles.id])
         tables.append(rest if len(rows) == len(rest) else rest.take(rows))
@@ -290,7 +295,8 @@ def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.nda
     row, number = convert.first(again), int(again.sum())
     if loading.options.duplicate_nodes == "error":
         problem = f"gives the id {quoted(ids[row].as_py())} again ({number} such rows in all)"
-        advice = "an id names one node: remove them, or choose duplicate_nodes = first"
+        choose = ", or choose duplicate_nodes = first" if loading.joined is None else ""
+        advice = f"an id names one node: remove one of the rows{choose}"
         raise DataError(f"{column.rows.where(row)} {problem}; {advice}")
     loading.report.note(f"{column.rows.name}: {number} rows with an id given before were dropped")
     return ids.filter(pa.array(~again)), rows[~again]
