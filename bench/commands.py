@@ -3,10 +3,10 @@
     python -m bench commands --device cuda --out commands.json
     python -m bench commands --against OLD/src --only demo     the same by other source code
 
-torch's import and CUDA's start are measured by themselves and taken off, and so is the training
-that a result reports. The first, unmeasured load of each data set leaves PyG's processed files and
-the files of the system's own cache. `--together` measures the two sources at the same time: on a
-machine of many cores this takes half as long.
+torch's import and CUDA's start are measured before each command and taken off, and so is the
+training that a result reports. An unmeasured load of each data set comes first, because older code
+has PyG process raw files once. `--together` measures the two sources at the same time: on a machine
+of many cores this takes half as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
@@ -107,12 +106,12 @@ def commands(
     for source in sources if sets else ():
         path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
         timed(["-c", LOAD.format(sets)], {**os.environ, "PYTHONPATH": path})
-    starts = [timed(["-c", START.format(device)], dict(os.environ)) for _ in range(3)]
-    start = {key: median(one[key] for one in starts) for key in starts[0]}
-    click.echo(f"torch's import and the start of {device}: {start['seconds']:.2f} s")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in names:
+            starts = [timed(["-c", START.format(device)], dict(os.environ)) for _ in range(2)]
+            start = {key: min(one[key] for one in starts) for key in starts[0]}
+            click.echo(f"torch's import and the start of {device}: {start['seconds']:.2f} s")
             # Other code may know no cache: its second time is like its first.
             work = [(source, 1 + repeats if source == HERE else 1) for source in sources]
             with ThreadPoolExecutor(len(work) if together else 1) as pool:
@@ -123,17 +122,18 @@ def commands(
                 new = [row for one in made for row in one.result()]
             rows += new
             for row in new:
-                _show(row, start, device)
+                row["start"] = start
+                _show(row, start)
     if out is not None:
         result = {
             "benchmark": "commands",
             "device": device,
             "machine": machine(os.cpu_count() or 1),
         }
-        out.write_text(json.dumps(result | {"start": start, "commands": rows}, indent=2) + "\n")
+        out.write_text(json.dumps(result | {"commands": rows}, indent=2) + "\n")
 
 
-def _show(row: dict[str, Any], start: dict[str, float], device: str) -> None:
+def _show(row: dict[str, Any], start: dict[str, float]) -> None:
     """One line: whole, training, and the rest of both clocks."""
     row["rest"] = row["seconds"] - start["seconds"] - row["training"]
     row["rest_processor"] = row["processor"] - start["processor"]
