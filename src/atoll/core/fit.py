@@ -139,9 +139,8 @@ def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor)
         tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
         value, _ = batch.lower(loss(with_leaves(params, tracked), key))
         with batch.paused():
-            ones = torch.ones_like(value)
-            found = torch.autograd.grad(
-                value, flat, ones, allow_unused=True, materialize_grads=True
-            )
+            # A sum, not the ones of its gradient: these make torch import SymPy, half a second.
+            total = value.sum()
+            found = torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True)
     lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]
     return with_leaves(params, lifted)
