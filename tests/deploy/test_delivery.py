@@ -511,3 +511,10 @@ def test_words_of_a_server_add_no_section_no_html_and_no_class_to_the_card(trial
     assert card.count("\n## Privacy\n") == 1
     assert not [part for part in ("<", " ![", "=cmd") if part in card]
     assert read_model(trial.model() / "seed-0").about["class_names"] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("key", ["scores", "client_scores", "privacy", "metric", "hyperparameters"])
+def test_a_description_of_other_types_is_refused_in_one_sentence(trial, key):
+    assert trial.run() == {}
+    said = trial.refused(forged(trial, trial.packets["site-1"], **{key: 5}))
+    assert said == "model.toml of the model of seed 0 cannot be read"

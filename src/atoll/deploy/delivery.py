@@ -346,7 +346,10 @@ def _add_card(site: Site, manifest: Manifest, seed: int, folder: Path, notes: Js
     write_atomically(folder / OWN, tomli_w.dumps(own).encode())
     if data.encoder is not None:
         write_encoder(folder, data.encoder)
-    write_card(folder)
+    try:
+        write_card(folder)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise WireError(f"{ABOUT} of the model of seed {seed} cannot be read") from error
 
 
 def verify_model(folder: Path, kit: Path) -> Manifest:
