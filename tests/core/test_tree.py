@@ -28,7 +28,6 @@ from atoll.core.tree import (
     take,
     tree_map,
     unstack,
-    vmap_trees,
     with_leaves,
 )
 
@@ -196,8 +195,3 @@ def test_other_tensors_in_the_places_of_the_old_ones():
     assert all(one is other for one, other in zip(leaves(found), given, strict=True))
     assert structure(found) == structure(tree)
     assert leaves(tree)[0].tolist() == [0]
-
-
-def test_trees_with_different_numbers_of_rows_cannot_be_mapped_together():
-    with pytest.raises(ValueError, match="first axes are equal"):
-        vmap_trees(lambda a, b: a, torch.zeros(2), [torch.zeros(3), None])

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast, dataclass_transform
 import torch
 from torch import Tensor
 from torch._C import _functorch
-from torch._functorch import vmap
 from torch.utils import _pytree as pytree
 
 Tree = Any  # a recursive type that no checker follows through records; leaves are tensors
@@ -162,21 +161,6 @@ def take(tree: T, index: int | Tensor | slice) -> T:
 def unstack(tree: T, size: int) -> list[T]:
     """The rows of a stacked tree, each a tree of its own."""
     return [take(tree, row) for row in range(size)]
-
-
-def vmap_trees(function: Callable[..., Any], *trees: Tree) -> Any:
-    """`vmap` of a function from trees to a tree. They may hold None; `vmap` sees tensors alone."""
-    given = leaves(trees)
-    sizes = {leaf.shape[0] for leaf in given}
-    if len(sizes) != 1:
-        raise ValueError(f"trees can be mapped together if their first axes are equal, not {sizes}")
-    (size,) = sizes
-    # `torch.func.vmap` does the same, but flattens and checks every tree for half a millisecond.
-    vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
-    with vmap.vmap_increment_nesting(size, "error") as level:
-        lifted = [_functorch._add_batch_dim(leaf, 0, level) for leaf in given]
-        found = function(*with_leaves(trees, lifted))
-        return tree_map(lambda leaf: _functorch._remove_batch_dim(leaf, level, size, 0), found)
 
 
 def num_bytes(tree: Tree) -> int:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from atoll.core.graph import Graph
 from atoll.core.method import Step
-from atoll.core.tree import Tree, flatten, leaves, num_bytes, stack, take, vmap_trees
+from atoll.core.tree import Tree, flatten, leaves, num_bytes, stack, take
+from atoll.core.vmap.stacks import vmap_trees
 from atoll.engines.base import Members
 from atoll.engines.recording import Recording, copied, new_pool, no_reads, shapes
 

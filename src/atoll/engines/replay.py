@@ -22,7 +22,8 @@ from torch import Tensor
 from atoll.core.errors import AtollError, ServerDiverged
 from atoll.core.graph import Graph
 from atoll.core.method import Method
-from atoll.core.tree import Tree, leaves, stack, take, tree_map, unstack, vmap_trees
+from atoll.core.tree import Tree, leaves, stack, take, tree_map, unstack
+from atoll.core.vmap.stacks import vmap_trees
 from atoll.core.vmap.varied import Points
 from atoll.engines.base import Members, Recordable
 from atoll.engines.clients import Backend, Participants, client_diverged

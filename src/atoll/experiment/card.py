@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CARD, ABOUT, OWN = "MODEL_CARD.md", "model.toml", "own.toml"
 MOST_ROWS = 50  # clients in the table of a card
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
-"""What every method's docstring says, each on a line of its own."""
+"""Headings of the lines that the docstring of every method has."""
 PARTS = ("x", "edges", "edge_weight", "y", "train", "val", "test")
 """The tensors of a graph that its fingerprint covers, in this order."""
 SELECTED = {

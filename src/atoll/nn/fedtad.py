@@ -225,7 +225,16 @@ def mode_seeking(noise: Tensor, x: Tensor) -> Tensor:
     return loss
 
 
-class _L1Gaps(Function):
+class _WithSlope(Function):
+    """A sum, and its slope for the backward pass."""
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+
+class _L1Gaps(_WithSlope):
     """`divergence` by "l1" on a GPU, with its gradient by the student's logits alone."""
 
     @staticmethod
@@ -235,17 +244,12 @@ class _L1Gaps(Function):
         return distil.l1_gaps(student, taught, weight)
 
     @staticmethod
-    def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
     def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:
         (slope,) = ctx.saved_tensors
         return grad * slope, None, None
 
 
-class _WeightedGaps(Function):
+class _WeightedGaps(_WithSlope):
     """Σ_ij w_ij ‖x_i - x_j‖_1 for a symmetric w, in a quarter of the time of `cdist`.
 
     With s_ij = sign(x_i - x_j) half its gradient is G_i = Σ_j w_ij s_ij, and because s is
@@ -261,11 +265,6 @@ class _WeightedGaps(Function):
         else:
             half = _half_in_blocks(x, weight) if x.is_cuda else _half_by_row(x, weight)
         return 2 * (x * half).sum(), half
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:

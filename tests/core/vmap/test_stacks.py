@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from atoll.core.fit import gradient
 from atoll.core.random import _Keep, fold, make_key
 from atoll.core.tree import tree_map
-from atoll.core.vmap.stacks import call, current_batch
+from atoll.core.vmap.stacks import call, current_batch, vmap_trees
 
 
 def loss_of(x: Tensor, power: Tensor):
@@ -94,3 +94,8 @@ def test_an_error_inside_leaves_the_transforms_in_order() -> None:
         vmap(fails)(torch.ones(4, 2))
     assert current_batch() is None
     assert torch.equal(vmap(lambda x: x + 1)(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_trees_with_different_numbers_of_rows_cannot_be_mapped_together():
+    with pytest.raises(ValueError, match="first axes are equal"):
+        vmap_trees(lambda a, b: a, torch.zeros(2), [torch.zeros(3), None])

@@ -8,7 +8,7 @@ torch: only this file and `varied.py` call it, and tests compare every shortcut 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch._functorch import vmap
 from torch.autograd import Function
 
-from atoll.core.tree import Tree, inside_transform, tree_map
+from atoll.core.tree import Tree, inside_transform, leaves, tree_map, with_leaves
 
 Dims = tuple[int | None, ...]
 """For each argument of a `vmap` rule the axis of the clients; None where it is one for all."""
@@ -156,3 +157,18 @@ def call(function: type[Function], *args: Any) -> Any:
     if isinstance(out, Tensor):
         return batch.lift(out, axis)
     return tuple(batch.lift(leaf, where) for leaf, where in zip(out, axis, strict=True))
+
+
+def vmap_trees(function: Callable[..., Any], *trees: Tree) -> Any:
+    """`vmap` of a function from trees to a tree. They may hold None; `vmap` sees only tensors."""
+    given = leaves(trees)
+    sizes = {leaf.shape[0] for leaf in given}
+    if len(sizes) != 1:
+        raise ValueError(f"trees can be mapped together if their first axes are equal, not {sizes}")
+    (size,) = sizes
+    # `torch.func.vmap` does the same, but flattens and checks every tree for half a millisecond.
+    vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
+    with vmap.vmap_increment_nesting(size, "error") as level:
+        lifted = [_functorch._add_batch_dim(leaf, 0, level) for leaf in given]
+        found = function(*with_leaves(trees, lifted))
+        return tree_map(lambda leaf: _functorch._remove_batch_dim(leaf, level, size, 0), found)
