@@ -39,6 +39,7 @@ from atoll.core.tree import (
     structure,
     tree_map,
 )
+from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
@@ -109,6 +110,7 @@ class Site:
         kit: Path | None = None,  # by default the folder that contains the other
     ) -> None:
         self.kit = folder.parent if kit is None else kit
+        self.own = data  # as the owner's files give them; `data` may have the encoder of all sites
         self.data, self.policy, self.folder = data, policy, folder
         self.device = torch.device(device)  # for steps; no packet has a say in it
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +164,7 @@ class Site:
         self.policy.check_run(head.method, head.rounds)
         privacy = None if head.dp is None else make_privacy(head.dp)
         self.policy.check_privacy(privacy)
-        summary, columns = self.data.tell(self.policy, head.encoder, privacy)
+        summary, columns = self.own.tell(self.policy, head.encoder, privacy)
         told = {**summary, "words": len(self.data.words), "columns": [one.name for one in columns]}
         if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
@@ -180,7 +182,9 @@ class Site:
         self.policy.check_privacy(config.dp)
         self.private = self.private or config.dp is not None
         if head.encoder:
-            self.data = self.data.with_encoder(head.encoder)
+            # Whether rows fit an encoder tells of them: nobody tries out what `hello` refuses.
+            self.own.tell(self.policy, MODES[0], config.dp)
+            self.data = self.own.with_encoder(head.encoder)
         graph = self.data.graph
         method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
         self.policy.check_size(method)

@@ -21,7 +21,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,14 +107,20 @@ class RunFolder:
         ids = {f"client_{i}": one for i, one in enumerate(_ids(federation))}
         _write_arrays(self.seed(seed) / PARTITION, ids)
 
-    def withdraw(self, seeds: Sequence[int]) -> None:
-        """Delete what a run wrote that was refused before its first round."""
-        wrote = [self.path / CONFIG, self.path / MEASURES]
-        for path in (*wrote, *(self.seed(seed) / PARTITION for seed in seeds)):
+    def files_of_start(self, seeds: Sequence[int]) -> set[Path]:
+        """The files that are there of those that a run writes before its first round."""
+        files = self.path / CONFIG, self.path / MEASURES
+        found = (*files, *(self.seed(seed) / PARTITION for seed in seeds))
+        return {path for path in found if path.exists()}
+
+    def withdraw(self, wrote: Collection[Path], made: bool) -> None:
+        """Delete files that a refused run wrote, and its folder if the run made it."""
+        for path in wrote:
             path.unlink(missing_ok=True)
-        for folder in (*map(self.seed, seeds), self.path):
-            with contextlib.suppress(OSError):  # it holds other files, or was never made
-                folder.rmdir()
+        for folder in ({path.parent for path in wrote} - {self.path}, {self.path} if made else ()):
+            for one in folder:
+                with contextlib.suppress(OSError):  # it holds other files
+                    one.rmdir()
 
     def partition(self, seed: int) -> list[np.ndarray]:
         """Every client's node ids, as `write_partition` got them."""

@@ -196,6 +196,8 @@ class RunPlan:
         self.newcomers: dict[int, Federation] = {}
         self.first_days: list[dict[str, float]] = []  # a new client's scores, by seed
         self.fingerprint = ""
+        self.before: set[Path] | None = None  # files of the folder before this run wrote its own
+        self.made = False  # whether this run made its folder
 
     @tuned_process()
     def run(self, *, at_once: bool | None = None) -> Result:
@@ -209,8 +211,9 @@ class RunPlan:
             return self.result([seed for group in groups for seed in self._train(group)])
         except (ConfigError, DataError):
             began = self.observers.progress and self.observers.progress.now
-            if self.folder is not None and not self.resuming and not began:
-                self.folder.withdraw(self.config.all_seeds)
+            if self.folder is not None and self.before is not None and not began:
+                wrote = self.folder.files_of_start(self.config.all_seeds) - self.before
+                self.folder.withdraw(wrote, self.made)
             raise
 
     def _train(self, experiments: Sequence[Experiment]) -> list[SeedResult]:
@@ -280,6 +283,9 @@ class RunPlan:
         self.federation = federation
         self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
+            if not self.resuming:  # else a refusal must not delete the run that is resumed
+                self.before = self.folder.files_of_start(self.config.all_seeds)
+                self.made = not self.folder.path.exists()
             with self.clock.stage("saving"):
                 self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
