@@ -16,7 +16,7 @@ from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
 from atoll.engines.fleet import PROTOCOL, Packet, SitesFailed
-from atoll.experiment.config import make_config
+from atoll.experiment.config import config_text, make_config
 from atoll.testing import small_federation
 from tests.data.own.graphs import folder
 
@@ -215,3 +215,15 @@ def test_no_way_to_greet_a_site_gives_values_that_it_keeps_back(tmp_path, mode: 
         assert "failure" not in greeted(keeps, mode).head
     else:
         assert "rare_categories = 7" in greeted(keeps, mode).head["reason"]
+
+
+def test_a_private_run_tries_no_encoder_of_the_server_on_its_rows(tmp_path) -> None:
+    """Else success and failure would answer questions about rows, without noise."""
+    data = read_site_data(hospital(tmp_path / "alone", 1))
+    site = Site(data, Policy(), tmp_path / "site")
+    config = config_text(make_config(method="fedavg", set=SMALL, dp=DP, rounds=1))
+    encoder = [{"name": "age", "centre": 0.0, "spread": 1.0}, {"name": "sex", "values": ["f", "m"]}]
+    begin = {"do": "begin", "run": "r-0", "config": config, "encoder": encoder}
+    answer = site.answer(Packet(begin, b"")).head
+    assert answer["failure"] == "refused"
+    assert "a private run tells no statistics of rows" in answer["reason"]
