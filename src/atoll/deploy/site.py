@@ -182,7 +182,7 @@ class Site:
         self.policy.check_privacy(config.dp)
         self.private = self.private or config.dp is not None
         if head.encoder:
-            # Whether rows fit an encoder tells of them: nobody tries out what `hello` refuses.
+            # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
             self.own.tell(self.policy, MODES[0], config.dp)
             self.data = self.own.with_encoder(head.encoder)
         graph = self.data.graph
