@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -134,3 +137,15 @@ def test_large_numbers_are_finite_also_where_their_sum_is_not(bad: float) -> Non
     tape.watch({"small": torch.zeros(2, 1), "large": large}, "train")
     check, name, row = tape.first_problem(tape.finite()) or (None, "", -1)
     assert (check, name, row) == (tape.checks[1], "large", 1)
+
+
+def test_watching_for_reads_does_not_import_the_compiler_of_torch() -> None:
+    code = """
+import sys, torch
+from atoll.engines.recording import no_reads
+with no_reads(torch.device("cpu")):
+    torch.func.vmap(lambda row: (row * 2).sum())(torch.ones(3, 4))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

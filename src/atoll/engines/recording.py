@@ -158,6 +158,10 @@ def no_reads(device: torch.device) -> Iterator[Watch]:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """Raises at operations whose result Python reads, or whose shape depends on numbers."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler at the first operation, which takes seconds
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # Among them are tensors that a recording must keep, such as a graph in a method's cache.
