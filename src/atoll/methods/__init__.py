@@ -35,10 +35,24 @@ from atoll.methods.fgssl import FGSSL as FGSSL
 from atoll.methods.gcfl import GCFL as GCFL
 from atoll.methods.local import Local as Local
 from atoll.methods.moon import MOON as MOON
+from atoll.methods.reef import Reef as Reef
 from atoll.methods.scaffold import Scaffold as Scaffold
 
 GENERAL = (Local, FedAvg, FedProx, Scaffold, FedDC, FedOpt, MOON, FedProto, FedPer)
-GRAPHS = (AdaFGL, FedATH, FedGNN, FedGTA, FedIIH, FedPUB, FedSage, FedSagePlus, FedTAD, FGSSL, GCFL)
+GRAPHS = (
+    AdaFGL,
+    FedATH,
+    FedGNN,
+    FedGTA,
+    FedIIH,
+    FedPUB,
+    FedSage,
+    FedSagePlus,
+    FedTAD,
+    FGSSL,
+    GCFL,
+    Reef,
+)
 METHODS: dict[str, type[Method]] = {
     cls.__name__.lower().replace("plus", "+"): cls for cls in GENERAL + GRAPHS
 }

@@ -15,6 +15,7 @@ from atoll.core.method import Net, task_of
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.gin import GIN, GraphGIN
 from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
+from atoll.nn.residual import Duo, Residual
 
 NETS = {
     "gcn": GCN,
@@ -23,6 +24,8 @@ NETS = {
     "gin": GIN,
     "sgc": SGC,
     "mlp": MLP,
+    "residual": Residual,
+    "duo": Duo,
     "disengcn": DisenGCN,
     "gin-graph": GraphGIN,
 }
