@@ -32,15 +32,6 @@ from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
 from atoll.nn.residual import Duo
 
-STEPS = (0.0, 0.5, 1.0)  # from the server's model to the client's own
-PAIRS = tuple(product(STEPS, STEPS))
-# Weights of the two branches, then the steps of both.
-SETTINGS = (
-    *((1.0, 0.0, step, 0.0) for step in STEPS),
-    *((0.0, 1.0, 0.0, step) for step in STEPS),
-    *((0.5, 0.5, *pair) for pair in PAIRS),
-)
-
 
 @record
 class Kept:
@@ -68,7 +59,17 @@ class Reef(Averaging):
     nets = ("duo",)
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"
+    steps = (0.0, 0.5, 1.0)  # from the server's model to the client's own
     paper = "Atoll's own"
+
+    @property
+    def settings(self) -> tuple[tuple[float, ...], ...]:
+        """Weights of the two branches, then the steps of both."""
+        return (
+            *((1.0, 0.0, step, 0.0) for step in self.steps),
+            *((0.0, 1.0, 0.0, step) for step in self.steps),
+            *((0.5, 0.5, *pair) for pair in product(self.steps, self.steps)),
+        )
 
     def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
         return tree_map(lambda g, w, start: g + self.mu * (w - start), grads, params, received)
@@ -97,17 +98,21 @@ class Reef(Averaging):
 
     def _scores(self, graph: Graph, received: Tree, model: Tree, shares: Tensor) -> Tensor:
         """Log-likelihood of the validation nodes, summed, for every setting, (S,)."""
-        labels, found = graph.y.unsqueeze(-1), []
-        for step in STEPS:
+        labels, found = graph.y.unsqueeze(-1), dict[tuple[int, float], Tensor]()
+        for step in self.steps:
             between = tree_map(lambda a, b, s=step: torch.lerp(a, b, s), received, model)
-            logs = [functional.log_softmax(x + shares, -1) for x in self.net.each(between, graph)]
-            found.append([one.gather(-1, labels).squeeze(-1) for one in logs])
-        ours, others = zip(*found, strict=True)
-        both = [
-            torch.logaddexp(ours[STEPS.index(a)], others[STEPS.index(b)]) - math.log(2)
-            for a, b in PAIRS
+            for branch, logits in enumerate(self.net.each(between, graph)):
+                logs = functional.log_softmax(logits + shares, -1)
+                found[branch, step] = logs.gather(-1, labels).squeeze(-1)
+        rows = [
+            found[0, a]
+            if not w2
+            else found[1, b]
+            if not w1
+            else torch.logaddexp(found[0, a], found[1, b]) - math.log(2)
+            for w1, w2, a, b in self.settings
         ]
-        return (torch.stack([*ours, *others, *both]) * graph.val).sum(-1)
+        return (torch.stack(rows) * graph.val).sum(-1)
 
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
@@ -124,7 +129,7 @@ class Reef(Averaging):
 
     def _setting(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the branches, (2,), and how far each goes its own way, (2,)."""
-        table = torch.tensor(SETTINGS, dtype=scores.dtype, device=scores.device)
+        table = torch.tensor(self.settings, dtype=scores.dtype, device=scores.device)
         share = torch.softmax(self.sharpness * scores, 0)
         mixed = share @ table
         weights = mixed[:2]
