@@ -14,7 +14,9 @@ Floats per client and round: the base's (2P + 1 for P parameters); once C for C 
 Departures from the reference code: φ is Eqs. 3 to 5 (the code's φ, `reliability=reference`, is in
 effect the number of labelled nodes: its transition matrix is a diagonal and walks visit random
 nodes); negative φ count as zero, and so does a class that no participant has; predictions on
-pseudo graphs have no dropout (`server_dropout=true` brings the code's back). Readings where paper
+pseudo graphs have no dropout (`server_dropout=true` brings the code's back). FedTAD-r-eq of Fig. 4a
+distils on the real graph, which no server has: it is the baseline `fedtad-real` of `atoll compare`,
+an oracle without privacy. Readings where paper
 and code differ have names: `discrepancy` kl | l1 (the code's, which also holds the local models'
 predictions fixed for the generator), `diversity` cosine | mode-seeking (added once per client in
 the code), `reduce` sum | mean over the pseudo nodes of a class, `neighbours_by` dot | cosine (the
@@ -176,6 +178,10 @@ class FedTAD(Wrapper, Averaging):
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, base, teachers, clients)
 
+    def lesson(self, teachers: Tree, share: Tensor, personal: bool) -> "Lesson":
+        """One round's distillation; the baseline `fedtad-real` gives another."""
+        return Lesson(self, teachers, share, personal)
+
     def of_base(self, server: Server) -> Tree:
         return server.base
 
@@ -210,7 +216,7 @@ class FedTAD(Wrapper, Averaging):
             students, moments = take(students, rows), take(moments, rows)
         # Matrices stored by column: products with all of them need no copy.
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
-        lesson = Lesson(self, stored, _share(server.phi[rows]), personal)
+        lesson = self.lesson(stored, _share(server.phi[rows]), personal)
         generator, its_moments = server.generator, server.generator_moments
         root = clients.key
         keys = [fold(root, "distil", number) for number in range(self.iterations)]
@@ -303,7 +309,7 @@ class Lesson:
         """Steps of the student, or of each, towards the trusted teachers' answers."""
         method, weight = self.method, self.weight
         with torch.no_grad():
-            graph = self.pseudo_graph(method.generator(generator, noise, self.labels))
+            graph = self.drawn(generator, noise)
             answers = self.answers(self.teachers, graph, many=True).contiguous()
 
         def loss(params: Tree, key: Tensor) -> Tensor:
@@ -320,6 +326,10 @@ class Lesson:
         each = torch.func.vmap(correct) if self.personal else correct
         corrected: tuple[Tree, Tree] = each(students, moments)
         return corrected
+
+    def drawn(self, generator: Tree, noise: Tensor) -> Graph:
+        """The graph that students learn on."""
+        return self.pseudo_graph(self.method.generator(generator, noise, self.labels))
 
     def noise(self, key: Tensor) -> Tensor:
         """What the generator turns into nodes, (B, noise_size)."""

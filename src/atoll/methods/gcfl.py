@@ -19,10 +19,11 @@ Floats per client and round: 2P + 1 for P shared parameters, 2P + 2 for GCFL+.
 Departures from the reference code: a client sends its model and the server takes the difference.
 From the code, not the paper: no split in the first `min_round` rounds and of clusters with
 `min_size` clients or fewer; the criterion's mean is plain where Eq. 4 weighs it (`mean`); the
-update is a weighted mean where Eq. 7 sums; a DTW distance becomes a similarity as max - distance;
-after a split GCFL+ starts all its sequences anew. The paper describes GCFL+ by norms of Δ, the code
-takes those of the last mini-batch's gradient. With partial participation, a cluster is split only
-in rounds in which all its members take part; its model moves for all of them in every round.
+update is a weighted mean where Eq. 7 prints a sum (`update=sum`: steps grow with the cluster); a
+DTW distance becomes a similarity as max - distance; after a split GCFL+ starts all its sequences
+anew. The paper describes GCFL+ by norms of Δ, the code takes those of the last mini-batch's
+gradient. With partial participation, a cluster is split only in rounds in which all its members
+take part; its model moves for all of them in every round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,7 @@ class GCFL(Mixing):
     eps1: Annotated[NonNegative, "ε1: a mean update below it allows a split"] = 0.05
     eps2: Annotated[NonNegative, "ε2: a largest update above it allows a split"] = 0.1
     mean: Annotated[Literal["plain", "weighted"], "the mean update in the criterion"] = "plain"
+    update: Annotated[Literal["mean", "sum"], "a cluster's step; sum: Eq. 7 to the letter"] = "mean"
     seq_length: Annotated[OneOrMore, "norms of a client that GCFL+ compares"] = 5
     standardize: Annotated[bool, "whether sequences are divided by their deviation"] = False
     min_round: Annotated[ZeroOrMore, "rounds before the first split"] = 20
@@ -131,7 +133,8 @@ class GCFL(Mixing):
             recorded = put(server.recorded, present, server.recorded[present] + 1)
             server = replace(server, norms=norms, recorded=recorded)
         server = self._split(server, gram(updates), reply.weight, clients)
-        return replace(server, models=_moved(server, updates, reply.weight, present))
+        models = _moved(server, updates, reply.weight, present, self.update)
+        return replace(server, models=models)
 
     def too_short(self, rounds: int) -> str:
         if rounds > self.min_round:
@@ -279,10 +282,12 @@ def _divided(
     return replace(server, cluster=cluster, splits=splits, reasons=reasons)
 
 
-def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor) -> Tree:
-    """Every client's model plus the weighted mean update of its cluster's participants."""
+def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor, update: str) -> Tree:
+    """Every client's model plus the weighted mean, or sum, of its cluster's updates."""
     numbers = torch.arange(int(server.cluster.max()) + 1, device=weight.device)
-    inside = (server.cluster[positions] == numbers.unsqueeze(1)).to(weight.dtype) * weight
-    share = inside / inside.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+    share = (server.cluster[positions] == numbers.unsqueeze(1)).to(weight.dtype)
+    if update == "mean":
+        inside = share * weight
+        share = inside / inside.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
     steps = mix(updates, share)
     return tree_map(lambda model, step: model + step[server.cluster], server.models, steps)

@@ -15,6 +15,7 @@ from atoll.core.method import Net, task_of
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.gin import GIN, GraphGIN
 from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
+from atoll.nn.polynomials import GAMLP, ChebNet
 
 NETS = {
     "gcn": GCN,
@@ -23,6 +24,8 @@ NETS = {
     "gin": GIN,
     "sgc": SGC,
     "mlp": MLP,
+    "gamlp": GAMLP,
+    "chebnet": ChebNet,
     "disengcn": DisenGCN,
     "gin-graph": GraphGIN,
 }
