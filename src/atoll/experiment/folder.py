@@ -298,8 +298,9 @@ def _read_arrays(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"'{path}' cannot be read ({error})") from error
+    except Exception as error:  # a damaged archive may fail its reader in any way
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError(f"'{path}' cannot be read ({problem}); run it again") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
