@@ -108,7 +108,7 @@ class Cache:
         found = []
         for path in self.folder.glob("??/*-*-*"):
             if not ENTRY.fullmatch(f"{path.parent.name}/{path.name}"):
-                continue  # somebody else's
+                continue  # a file of another program
             with suppress(OSError):  # another process made room
                 known = path.stat()
                 found.append((known.st_mtime, known.st_size, path))

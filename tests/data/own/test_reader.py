@@ -352,7 +352,7 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("place", "byte"), [(6, 255), (46, 0x81)])
 def test_a_damaged_archive_of_tensors_is_refused_in_one_sentence(tmp_path, place, byte):
-    """A version of ZIP that nobody reads, and a name that is no text."""
+    """A version of ZIP that no reader knows, and a name that is no text."""
     file = tmp_path / "a.pt"
     torch.save({"x": torch.zeros(3, 2)}, file)
     content = bytearray(file.read_bytes())
