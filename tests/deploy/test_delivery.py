@@ -550,10 +550,21 @@ def test_the_privacy_of_the_card_is_that_of_the_sites_own_account(trial):
         assert trial.sites["site-1"].answer(forged(trial, packet, **facts)).head == {}
         card, about = (folder / "MODEL_CARD.md").read_text(), read_model(folder).about
         assert f"Epsilon {spent:.3g} against the server and the other sites" in card
-        assert "(clip 1, noise 0.5, 4 updates in all seeds)" in card
+        counted = "(clip 1, noise 0.5, 4 updates in all seeds; epsilon"
+        assert f"{counted} {spent:.3g} in all runs of this site)" in card
         assert about["privacy"]["epsilon_server"] == pytest.approx(spent)
         assert "0.99" not in card
         assert not {"client_scores", "threshold"} & about.keys()
+
+
+def test_the_card_counts_what_was_asked_under_the_name_of_another_run(trial):
+    for run in ("run", "other"):
+        assert trial.run(run=run, dp="clip=1,noise=0.5,delta=1e-5") == {}
+    events = trial.sites["site-1"].audit.events()
+    spent = [event["epsilon"] for event in events if "epsilon" in event]
+    card = (trial.model(run="other") / "seed-0" / "MODEL_CARD.md").read_text()
+    assert f"Epsilon {spent[1]:.3g} against the server" in card
+    assert f"2 updates in all seeds; epsilon {spent[-1]:.3g} in all runs of this site" in card
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,7 @@ def _check_form(site: Site, manifest: Manifest, files: dict[str, bytes]) -> None
     """
     config, method = _built(site, manifest)
     private = config.dp is not None
+    site.private = site.private or private
     form = first_model(with_privacy(method, config.dp), site.data) if private else None
     for seed in manifest.rounds:
         content = files[f"seed-{seed}/{SENT[1]}"]
@@ -409,7 +410,8 @@ def _add_card(
     data, (config, method) = site.data, _built(site, manifest)
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
     agreed = tables is not None and config.dp is None and config.encoder in (None, MODES[0])
-    bins = bins_metric(config, own, sparing=True)
+    bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
+    spent = site_report(config.dp, account.noises(manifest.run), account.precision())
     facts: Json = {
         "site": True,
         "federated": True,
@@ -426,7 +428,7 @@ def _add_card(
         "rounds": config.rounds,
         "select": select_rule(config, protocol(config.protocol)),
         "scoring": sent_for_scoring(data.classes, bins=bins is not None),
-        "privacy": privacy_facts(site_report(config.dp, Account(site.audit).noises(manifest.run))),
+        "privacy": privacy_facts(spent),
         **notes,
     }
     facts |= _threshold(site, manifest, seed, config, claim)

@@ -143,8 +143,13 @@ def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
     return Spent(most, least, *(epsilon(precision, delta) for precision in revealed))
 
 
-def site_report(privacy: PrivacyConfig | None, sent: Sequence[float]) -> dict[str, Any] | None:
-    """A site's own report on a run, by the noise of each update on its account; None without."""
+def site_report(
+    privacy: PrivacyConfig | None, sent: Sequence[float], total: float
+) -> dict[str, Any] | None:
+    """A site's own report on a run, by the noise of each update on its account; None without.
+
+    `total` is the precision of all its runs: a server may ask under another run's name.
+    """
     if privacy is None:
         return None
     found = (
@@ -161,7 +166,8 @@ def site_report(privacy: PrivacyConfig | None, sent: Sequence[float]) -> dict[st
         "sampling": SAMPLING,
         "says": f"{spent} against the server and the other sites, at delta {privacy.delta:g}, by "
         f"this site's own account when the model came (clip {privacy.clip:g}, noise "
-        f"{privacy.noise:g}, {len(sent)} updates in all seeds)",
+        f"{privacy.noise:g}, {len(sent)} updates in all seeds; epsilon "
+        f"{epsilon(total, privacy.delta):.3g} in all runs of this site)",
     }
 
 
