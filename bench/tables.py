@@ -255,12 +255,18 @@ def tables(
     to: Path | None,
 ) -> None:
     """The papers' tables under their own protocols and under `strict`."""
+    from atoll.core.errors import AtollError
     from atoll.core.files import write_atomically
+    from atoll.studies.parallel import check_jobs
     from atoll.studies.reproduce.table import needed, unique
     from atoll.studies.study_run import read_outcome
 
     console = Console(stderr=True, highlight=False)
-    found = list(planned(papers.split(","), data_root, seeds))
+    try:
+        check_jobs(1 if jobs == "0" else jobs)
+        found = list(planned(papers.split(","), data_root, seeds))
+    except AtollError as error:
+        raise click.ClickException(str(error)) from error
     known = read_table(to)
     unknown = [row for *at, row in found if not is_known(known, keys_of(*at, row), seeds)]
     cells = share_of(unique(cell for row in unknown for cell in needed(row)), every)

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 import pytest
-from bench.tables import COLUMNS, is_known, keys_of, read_table, run_all, share_of, table
+from bench.tables import COLUMNS, is_known, keys_of, read_table, run_all, share_of, table, tables
+from click.testing import CliRunner
 from rich.console import Console
 
 from atoll.experiment.config import RunConfig
@@ -102,3 +103,12 @@ def test_little_is_written_of_most_runs(tmp_path: Path) -> None:
     )
     assert one["metrics"] == two["metrics"]
     assert one["ledger"] == two["ledger"]
+
+
+@pytest.mark.parametrize("options", [["--jobs", "many"], ["--jobs", "-1"], ["--papers", "none"]])
+def test_a_wrong_option_is_refused_in_one_sentence(tmp_path: Path, options: list[str]) -> None:
+    found = CliRunner().invoke(tables, ["--out", str(tmp_path / "out"), *options])
+    assert isinstance(found.exception, SystemExit)
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: ")
+    assert found.output.count("\n") == 1

@@ -284,8 +284,10 @@ class RunPlan:
         self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
             if not self.resuming:  # else a refusal must not delete the run that is resumed
-                self.before = self.folder.files_of_start(self.config.all_seeds)
-                self.made = not self.folder.path.exists()
+                made = not self.folder.path.exists()
+                before = self.folder.files_of_start(self.config.all_seeds)
+                self.folder.claim(self.config)
+                self.before, self.made = before, made
             with self.clock.stage("saving"):
                 self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)

@@ -18,6 +18,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.data.load import load
 from atoll.data.public import untrusted as checksums
 from atoll.data.public.fetch import counts
+from atoll.data.public.raw import READERS
 from atoll.data.public.registry import (
     DATASETS,
     GROUPS,
@@ -412,3 +413,14 @@ def test_each_client_has_a_set_of_its_own(real_data) -> None:
     group, _ = load("MUTAG+PTC_MR:features=degree", root=real_data("PTC_MR"))
     assert [one.name for one in group.sets] == ["MUTAG", "PTC_MR"]
     assert group.name == "mutag+ptc_mr"
+
+
+def test_files_that_ask_for_too_much_memory_are_named_in_one_sentence(tmp_path, monkeypatch):
+    def greedy(*_: object) -> np.ndarray:
+        return np.empty((1 << 59,))
+
+    monkeypatch.setattr("atoll.data.public.registry.missing_files", lambda *_: [])
+    monkeypatch.setitem(READERS, "Planetoid", greedy)
+    match = r"data set 'cora' needs more memory than there is, or is damaged; .*fetch cora$"
+    with pytest.raises(DataError, match=match):
+        load_dataset("cora", root=tmp_path)
