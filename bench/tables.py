@@ -261,6 +261,7 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
     type=click.IntRange(min=1),
     help="Only the runs of every Nth federation of the plan, for a look at the time.",
 )
+@click.option("--own", is_flag=True, help="Only the papers' own protocols, without strict.")
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the runs; a second call goes on there.")  # fmt: skip
@@ -272,6 +273,7 @@ def tables(
     seeds: int,
     jobs: str,
     every: int,
+    own: bool,
     minutes: float,
     out: Path,
     to: Path | None,
@@ -285,6 +287,7 @@ def tables(
     found = list(planned(papers.split(","), data_root, seeds))
     known = read_table(to)
     lacking = unknown_lines(found, known, seeds)
+    lacking = [(row, rules) for row, rules in lacking if not own or rules != "strict"]
     cells = share_of(unique(cell for line in lacking for cell in cells_of(*line)), every)
     left = [cell for cell in cells if read_outcome(out, cell) is None]
     count = sum(len(row.runs) for *_, row in found)
