@@ -21,6 +21,7 @@ from atoll.studies.reproduce.recipes import (
     PRINTED_METRICS,
     RECIPES,
     STRICT,
+    Variant,
     absent,
     find_item,
     read_paper,
@@ -161,6 +162,9 @@ def test_recipes_follow_their_sources() -> None:
     }
     assert seeds.pop(("Cora", 10)) == 2024
     assert set(seeds.values()) == {2022}
+    ten = (Variant(label=10, run={"clients": 10}),)  # as on the axis of Fig. 6
+    drawn = ath.config("Cora", "louvain-nonoverlap", "FedAvg", clients=None, variants=ten)
+    assert drawn.data_seed == 2024
     other = ath.config("Cora", "louvain-nonoverlap", "FedAvg", clients=10, rules="fedath:2022")
     assert (other.data_seed, other.protocol) == (2022, "fedath")
     for name in ("Local", "FedAvg", "FedProx", "FedPer", "GCFL", "FedGNN"):

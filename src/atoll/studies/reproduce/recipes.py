@@ -210,7 +210,7 @@ class Paper:
         if rules != STRICT:
             draw = rules.partition(":")[2]
             layers = [self.recipe.paper_only, own.paper_only]
-            layers += [self.recipe.data[dataset].with_clients.get(str(clients), {})]
+            layers += [self.recipe.data[dataset].with_clients.get(str(options.get("clients")), {})]
             layers += [own.paper_only_with.get(part, {}) for part in (*names, dataset)]
             for layer in (*layers, {"data_seed": int(draw)} if draw.isdigit() else {}):
                 options = _merged(options, layer)

@@ -130,7 +130,7 @@ def compatible(
 
     `ours` has mean, standard deviation and seeds of each draw of the data; runs of all draws count
     alike. The printed mean has the recipe's number of runs, and our spread where none is printed.
-    So 95 of 100 cells agree if only seeds differ. None: we have no spread.
+    If only seeds differ, about nine of ten cells agree. None: we have no spread.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
