@@ -330,6 +330,7 @@ VALUES = {
     "device": NAME,
     "chunk": st.integers(0, 99),
     "set": PAIRS,
+    "data_seed": st.none() | st.integers(0, 99),
     "compat": st.lists(NAME, max_size=2).map(tuple),
     "evaluate": st.none() | NAME,
     "metric": st.none() | NAME,

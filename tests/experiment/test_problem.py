@@ -102,6 +102,10 @@ def test_a_protocol_may_fix_the_seed_of_the_data():
     assert Problem.of(make_config()).seed_of_data(3) == 3
     fixed = Problem.of(make_config(protocol="fedtad"))
     assert fixed.seed_of_data(3) == fixed.seed_of_data(4) == 2024
+    for rules in ("strict", "fedtad"):
+        chosen = Problem.of(make_config(protocol=rules, data_seed=2022))
+        assert chosen.seed_of_data(3) == chosen.seed_of_data(4) == 2022
+        assert chosen.config.data_seed == 2022
 
 
 def test_a_finished_federation_is_its_own_problem():

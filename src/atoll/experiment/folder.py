@@ -394,7 +394,8 @@ def read_run(
 def _check_same_clients(folder: Path, config: RunConfig, other: RunConfig) -> None:
     """Refuse to compare client by client two runs that have different clients."""
     names = ["protocol", "data", "partition", "split", "ratios", "clients", "own", "schema"]
-    names += ["seed", "seeds"] if protocol(config.protocol).data_seed is None else []
+    fixed = config.data_seed is not None or protocol(config.protocol).data_seed is not None
+    names += ["data_seed", *([] if fixed else ["seed", "seeds"])]
     for name in names:
         one, two = getattr(config, name), getattr(other, name)
         if one != two:
