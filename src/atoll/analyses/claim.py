@@ -1,0 +1,44 @@
+"""What a numeric check of a paper's claim found: a table, plain sentences and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.present.chart import Panels
+from atoll.present.tables import Part, Table, heading, quiet
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A checked claim; `numbers` are those behind table and picture, for JSON."""
+
+    name: str
+    tables: tuple[Table, ...]
+    sentences: tuple[str, ...]  # whether the claim holds
+    picture: Panels
+    numbers: dict[str, object]
+
+    def parts(self) -> list[Part]:
+        """Tables with titles and captions, then the sentences, for `layout`."""
+        parts: list[Part] = []
+        for table in self.tables:
+            parts += [heading(table.title), table, quiet(table.caption), ""]
+        return [*parts, *self.sentences]
+
+    def files(self) -> dict[str, object]:
+        """Tables as CSV, numbers as JSON and the picture, for `write_all`."""
+        names = [f"{self.name}.csv", *(f"{self.name}-{n}.csv" for n in range(2, 9))]
+        tables = dict(zip(names, self.tables, strict=False))
+        numbers = {"sentences": self.sentences, **self.numbers}
+        return {**tables, f"{self.name}.json": numbers, f"{self.name}.png": self.picture}
+
+
+def exponent(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """The slope of log y over log x by least squares, and R² of that line; y may be (D, X)."""
+    rows = np.log(np.atleast_2d(y))
+    at = np.broadcast_to(np.log(x), rows.shape).ravel()
+    line = np.polynomial.Polynomial.fit(at, rows.ravel(), 1).convert()
+    rest = rows.ravel() - line(at)
+    return float(line.coef[1]), float(1 - rest.var() / max(rows.var(), 1e-300))
