@@ -6,9 +6,10 @@ The paper concludes that edge weights below one shrink the bound. So every side 
 after a round: with all edges (raw), and with the client's own edge weights (causal).
 
 m is the smallest client's size; a larger client is represented by m of its nodes, with the degrees
-that they have there. A has its self-loops, because Eq. 26 writes P = D^-1/2 A D^-1/2. B_W and B_X are the largest Frobenius norms
-among the networks' matrices and the clients' features. The supremum in d is over infinitely many
-networks: here it is over the K networks that the clients train in the next round (a lower bound).
+that they have there. A has its self-loops, because Eq. 26 writes P = D^-1/2 A D^-1/2. B_W and B_X
+are the largest Frobenius norms among the networks' matrices and the clients' features. The supremum
+in d is over infinitely many networks. Here it is over the K networks that the clients train in the
+next round, which is a lower estimate.
 """
 
 from __future__ import annotations
@@ -132,22 +133,22 @@ def _sides(parts: Sequence[Part], shared: Tree, trained: Sequence[Tree]) -> Numb
     differ = (classes[:, :, None] != classes[:, None]).double().mean(-1)  # (K, networks, networks)
     sides: dict[str, list[tuple[float, float]]] = {name: [] for name in STEPS}
     rows: dict[str, list[float]] = {name: [] for name in SIZES}
-    for k, l in combinations(range(len(parts)), 2):
-        (a_k, d_k, p_k, x_k), (a_l, d_l, p_l, x_l) = parts[k], parts[l]
-        least, gap = float(torch.cat([d_k, d_l]).min()), float((a_k - a_l).norm())
-        norms, apart = float(a_k.norm() + a_l.norm()), float((x_k - x_l).norm())
-        p_gap, output = float((p_k - p_l).norm()), outputs[k] - outputs[l]
+    for k, j in combinations(range(len(parts)), 2):
+        (a_k, d_k, p_k, x_k), (a_j, d_j, p_j, x_j) = parts[k], parts[j]
+        least, gap = float(torch.cat([d_k, d_j]).min()), float((a_k - a_j).norm())
+        norms, apart = float(a_k.norm() + a_j.norm()), float((x_k - x_j).norm())
+        p_gap, output = float((p_k - p_j).norm()), outputs[k] - outputs[j]
         scale = d_k.rsqrt()
-        second = scale[:, None] * a_l * scale - p_l
+        second = scale[:, None] * a_j * scale - p_j
         bound = 1 + b_w**2 * b_x * (1 / (least * size) + 1 / least**2) * norms
         rank = float(torch.linalg.matrix_rank(output))
         sides["Eq. 14"].append(
-            (2 * float((differ[k] - differ[l]).abs().max()), bound + b_w**2 / size * apart)
+            (2 * float((differ[k] - differ[j]).abs().max()), bound + b_w**2 / size * apart)
         )
         right = b_w**2 * (apart + b_x * p_gap)
         sides["Eq. 21"].append((float(output.norm()), right))
         sides["Eq. 25"].append((float(output.abs().sum()), rank**0.5 * float(output.norm())))
-        sides["Eq. 35"].append((float((d_k - d_l).square().sum()), size))
+        sides["Eq. 35"].append((float((d_k - d_j).square().sum()), size))
         sides["Eq. 38"].append((float(second.norm()), size / least**2 * gap))
         sides["Eq. 39"].append((p_gap, (least + size) / least**2 * gap))
         for name, value in zip(SIZES, (norms / 2, least, p_gap), strict=True):
@@ -160,7 +161,8 @@ def _gcn(p: Tensor, x: Tensor, model: Tree, *, bias: bool = True) -> Tensor:
     """Logits of a two-layer GCN; the proof's network has no biases."""
     first, second = ({k: v.double() for k, v in layer.items()} for layer in model)
     hidden = p @ (x @ first["weight"]) + (first["bias"] if bias else 0)
-    return p @ (hidden.relu() @ second["weight"]) + (second["bias"] if bias else 0)
+    logits: Tensor = p @ (hidden.relu() @ second["weight"]) + (second["bias"] if bias else 0)
+    return logits
 
 
 def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:

@@ -155,7 +155,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         lines.append([f"{number} ({kind})", *(f"{v:.2f}" for v in (rank, power, fit))])
         lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held[number]:.0%}"]
         numbers[number] = {"difference": apart, "change": moved, "left": left, "right": right}
-        dots = (Dots(apart, moved, colour_of(place), opacity=0.4),)
+        dots = (Dots(np.array(apart), np.array(moved), colour_of(place), opacity=0.4),)
         axes = Axis(f"difference of {kind}", log=True), Axis("change of Θ", log=True)
         charts.append(Chart(f"Proposition {number}", *axes, dots))
     columns = ("proposition", "rank correlation", "exponent", "R²", "left", "right", "bound holds")
@@ -186,7 +186,7 @@ def _real_clients(
     weights = [client.weights for client in clients]
     pairs = list(combinations(range(len(clients)), 2))
     at = tuple(np.array(pairs).T)
-    found = {"weights": np.array([norm(weights[k] - weights[l], 2) for k, l in pairs])}
+    found = {"weights": np.array([norm(weights[k] - weights[j], 2) for k, j in pairs])}
     measured = compare_graphs(federation, seed=seed)
     found |= {"structure": measured.structure[at], "features": measured.features[at]}
     found["task"] = jensen_shannon(np.stack([client.y.sum(0) for client in clients]))[at]

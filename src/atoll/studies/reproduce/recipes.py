@@ -76,10 +76,11 @@ class Variant(_Part, frozen=True):
 
 
 class TableRecipe(_Part, frozen=True):
-    """What a table shows, or why it is not reproduced."""
+    """What a table shows, or why no runs stand behind it; `from_data` makes it of the data."""
 
     shows: str
     reason: str = ""
+    from_data: bool = False
 
 
 class FigureRecipe(TableRecipe, frozen=True):
