@@ -35,7 +35,7 @@ from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods.fedath import FedATH
 from atoll.present.chart import BLUE, DASHED, RED, Axis, Chart, Line, Panels, Rule
-from atoll.present.tables import Table, make_table
+from atoll.present.tables import Column, Table, make_table
 
 GRAPHS = ("raw", "causal")
 STEPS = {
@@ -174,14 +174,15 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
         return float(np.mean(values))
 
     about = f"{config.data}, fedath, {config.seeds} seed{'s' * (config.seeds > 1)}"
-    names = ["round", *(f"{name} {kind}" for name in ("d", "bound", *SIZES) for kind in GRAPHS)]
+    names = ("round", "d", "bound", *SIZES)
     lines = []
     for number in sorted(found):
-        sides = [mean(number, f"Eq. 14 {kind}", side) for side in (0, 1) for kind in GRAPHS]
-        sides += [mean(number, f"{name} {kind}") for name in SIZES for kind in GRAPHS]
-        lines.append([number, *(f"{value:.4g}" for value in sides)])
-    note = "raw: all edges; causal: each client's own edge weights. Means over pairs of clients."
-    along = make_table(names, lines, title=f"Corollary 5.2 along training: {about}", caption=note)
+        each = [("Eq. 14", 0), ("Eq. 14", 1), *((name, None) for name in SIZES)]
+        cells = [[mean(number, f"{name} {kind}", side) for kind in GRAPHS] for name, side in each]
+        lines.append([number, *(_both(*pair) for pair in cells)])
+    note = "With all edges | with each client's own edge weights. Means over pairs of clients."
+    title = f"Corollary 5.2 along training: {about}"
+    along = make_table([Column(one, wrap=True) for one in names], lines, title=title, caption=note)
     smaller = [one["Eq. 14 causal"][1] < one["Eq. 14 raw"][1] for one in found[last]]
     below = float(np.mean(smaller))
     proof, holds = _proof_table(found[last])
@@ -208,15 +209,21 @@ def _proof_table(last: Sequence[Numbers]) -> tuple[Table, dict[str, float]]:
     """Every inequality after the last round, and the share of pairs for which it holds."""
     lines, holds = [], dict[str, float]()
     for name, words in STEPS.items():
-        for kind in GRAPHS:
-            left, right = np.concatenate([one[f"{name} {kind}"] for one in last], axis=1)
-            share = float((left <= right + 1e-9).mean())
-            holds[name] = min(share, holds.get(name, 1.0))
-            lines.append([name, words, kind, f"{left.mean():.4g}", f"{right.mean():.4g}", share])
-    shown = [[*line[:-1], f"{line[-1]:.0%}"] for line in lines]
-    columns = ("inequality", "of", "edges", "left", "right", "holds for")
+        sides = [np.concatenate([one[f"{name} {kind}"] for one in last], axis=1) for kind in GRAPHS]
+        shares = [float((left <= right + 1e-9).mean()) for left, right in sides]
+        holds[name] = min(shares)
+        cells = [_both(*(both[side].mean() for both in sides)) for side in (0, 1)]
+        lines.append([name, words, *cells, " | ".join(f"{share:.0%}" for share in shares)])
+    columns = [
+        Column(name, "left" if place < 2 else "right", wrap=True)
+        for place, name in enumerate(("inequality", "of", "left", "right", "holds for"))
+    ]
     title = "The corollary and the steps of its proof, after the last round"
-    return make_table(columns, shown, left=3, title=title), holds
+    return make_table(columns, lines, title=title, caption="All edges | own edge weights."), holds
+
+
+def _both(raw: float, causal: float) -> str:
+    return f"{raw:.3g} | {causal:.3g}"
 
 
 def _picture(found: dict[int, list[Numbers]], about: str) -> Panels:

@@ -41,7 +41,7 @@ from atoll.data.public.registry import dataset_info, is_present, load_dataset
 from atoll.data.source import GraphSet, undirected_pairs
 from atoll.experiment.config import RECIPES
 from atoll.present.chart import GREY, Axis, Bars, Chart, Dots, Panels, named, number_text
-from atoll.present.tables import Table, make_table
+from atoll.present.tables import Column, Table, make_table
 
 STEPS = range(3, 8)
 PAPER_WALKS = 100  # of each length, in the paper's code
@@ -191,7 +191,8 @@ def _first_table(
     ]
     title = "GCFL, Table 1: properties of graphs beside random graphs"
     caption = "p: Welch's t-test over graphs, one-sided for kurtosis. Print: 0 stands for ~0."
-    table = make_table(columns, lines, left=2, title=title, caption=caption)
+    wrapped = [Column(name, "left" if n < 2 else "right", True) for n, name in enumerate(columns)]
+    table = make_table(wrapped, lines, title=title, caption=caption)
     return table, Panels(title, (tuple(charts[:2]), tuple(charts[2:])), (11, 8))
 
 
@@ -237,7 +238,8 @@ def _second_table(
         f"set. Here: {PAPER_WALKS} walks of each length, as the paper's code; enough walks: an "
         "error of the embedding below 0.1."
     )
-    table = make_table(columns, lines, left=2, title=title, caption=caption)
+    wrapped = [Column(name, "left" if n < 2 else "right", True) for n, name in enumerate(columns)]
+    table = make_table(wrapped, lines, title=title, caption=caption)
     names, printed, found = zip(*bars, strict=True) if bars else ((), (), ())
     at = np.arange(len(names))
     marks = (

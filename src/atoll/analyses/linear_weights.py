@@ -33,7 +33,7 @@ from atoll.data.measure.heterogeneity import (
     real_edges,
 )
 from atoll.present.chart import Axis, Chart, Dots, Panels, colour_of, number_text
-from atoll.present.tables import Table, make_table
+from atoll.present.tables import Column, Table, make_table
 
 KINDS = {"4.1": "structure", "4.2": "features", "4.3": "task"}
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -165,7 +165,8 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         "inequality, with square Gaussian features, where its inverses exist."
     )
     title = f"Weights of a linear SGC against one change: {federation.name}"
-    table = make_table(columns, lines, title=title, caption=caption)
+    wrapped = [Column(name, "right" if n else "left", True) for n, name in enumerate(columns)]
+    table = make_table(wrapped, lines, title=title, caption=caption)
     real, found = _real_clients(federation, clients, seed)
     sentences = []
     for number, kind in KINDS.items():
