@@ -84,13 +84,13 @@ def _of_figure(paper: Paper, number: str, wanted: Wanted) -> Iterator[StudyRun]:
 
 def check_configuration(run: StudyRun) -> None:
     """Build the method of a run from published sizes; an error names the run."""
-    full, _ = resolve(run.config)
-    name = plain_name(full.data)
+    name = plain_name(run.config.data)
     sets = [dataset_info(one) for one in sets_of_group(name) or (name,)]
     features, classes = (
         max(getattr(one, kind) or 2 for one in sets) for kind in ("features", "classes")
     )
     try:
+        full, _ = resolve(run.config)
         build_method(full, features, classes, task_of_data(full.data))
     except ConfigError as error:
         raise ConfigError(f"the recipe of {run.name} cannot be run: {error}") from error
