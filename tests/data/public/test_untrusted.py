@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -141,3 +144,14 @@ def test_work_folders_of_dead_processes_are_removed(root: Path, mirror: Path) ->
         True,
         True,
     ]
+
+
+def test_ogb_asks_no_server_for_its_latest_version() -> None:
+    if importlib.util.find_spec("ogb") is None:
+        pytest.skip("the optional package ogb is not installed")
+    code = (
+        "import threading; from atoll.data.public.untrusted import OGB_CLASS, loader_class; "
+        "loader_class(OGB_CLASS); print([t.name for t in threading.enumerate()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['MainThread']"

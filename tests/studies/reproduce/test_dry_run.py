@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,8 @@ CELLS = [
 def test_a_cell_runs_on_files_of_the_published_layout(
     name: str, table: str, dataset: str, clients: str, tmp_path: Path
 ) -> None:
-    if dataset == "ogbn-arxiv":
-        pytest.importorskip("ogb", reason="the optional package ogb is not installed")
+    if dataset == "ogbn-arxiv" and importlib.util.find_spec("ogb") is None:
+        pytest.skip("the optional package ogb is not installed")
     paper = read_paper(name)
     write_raw(paper.data_name(dataset), tmp_path)
     only = (("dataset", dataset), ("clients", clients), ("method", "FedAvg"))
