@@ -184,7 +184,7 @@ def _first_table(
             Bars(at + 0.2, other, width=0.38, colour=GREY, name="random graphs"),
             Dots(at - 0.2, printed, "black", "printed"),
         )
-        charts.append(Chart(measure, named("", list(found)), Axis(""), marks, legend="inside"))
+        charts.append(Chart(measure, named("", list(found)), Axis(""), marks, legend="above"))
     columns = ["data set", "property"]
     columns += [
         f"{what} {whose}" for what in ("real", "random", "p") for whose in ("print", "here")

@@ -8,6 +8,8 @@ from atoll.present.tables import Table
 from atoll.studies.reproduce.listing import items, listing_parts
 from atoll.studies.reproduce.recipes import read_paper
 
+WITHOUT_RUNS = ("not a result", "made of the data", "no numbers", "not drawn")
+
 
 def test_absent_data_stand_in_brackets_and_take_no_time(tmp_path: Path) -> None:
     _, table, _, caption = listing_parts(["gcfl"], str(tmp_path), seeds=3)
