@@ -88,7 +88,7 @@ def test_the_claim() -> None:
     assert [row[0] for row in rows] == ["4.1 (structure)", "4.2 (features)", "4.3 (task)"]
     assert rows[2][-1] == "100%"  # 4.3 is the norm of a product
     assert all(-1 <= float(row[1]) <= 1 for row in rows)
-    assert "holds for every pair" in claim.sentences[2]
+    assert "holds for 100% of the pairs" in claim.sentences[2]
     assert len(claim.numbers["clients"]["weights"]) == 3
     with pytest.raises(ConfigError, match="--clients 2 or more"):
         weight_claim(atoll.partition(atoll.load("lagoon:nodes=60", clients=1)))

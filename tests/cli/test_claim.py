@@ -23,7 +23,7 @@ def test_bound(cli, tmp_path: Path) -> None:
 
 def test_weights(cli) -> None:
     result = cli("claim", "weights", *SMALL)
-    assert "Proposition 4.3: Weights follow the task" in " ".join(result.stdout.split())
+    assert "Proposition 4.3: weights follow the task" in " ".join(result.stdout.split())
 
 
 def test_cost(cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.analyses.claim import Claim
+from atoll.analyses.claim import Claim, wrapped_table
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import fold, make_key
@@ -34,8 +34,8 @@ from atoll.experiment.hardware import tuned_process
 from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods.fedath import FedATH
-from atoll.present.chart import BLUE, DASHED, RED, Axis, Chart, Line, Panels, Rule
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels
+from atoll.present.terminal import counted
 
 GRAPHS = ("raw", "causal")
 STEPS = {
@@ -167,81 +167,68 @@ def _gcn(p: Tensor, x: Tensor, model: Tree, *, bias: bool = True) -> Tensor:
 
 def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
     """Tables, sentences and picture; numbers are means over pairs and seeds."""
-    last = max(found)
-
-    def mean(number: int, name: str, side: int | None = None) -> float:
-        values = [one[name] if side is None else one[name][side] for one in found[number]]
-        return float(np.mean(values))
-
-    about = f"{config.data}, fedath, {config.seeds} seed{'s' * (config.seeds > 1)}"
-    names = ("round", "d", "bound", *SIZES)
-    lines = []
-    for number in sorted(found):
-        each = [("Eq. 14", 0), ("Eq. 14", 1), *((name, None) for name in SIZES)]
-        cells = [[mean(number, f"{name} {kind}", side) for kind in GRAPHS] for name, side in each]
-        lines.append([number, *(_both(*pair) for pair in cells)])
+    last, names = max(found), ("d", "bound", *SIZES)
+    keys = [
+        ("Eq. 14", slice(0, 1)),
+        ("Eq. 14", slice(1, 2)),
+        *((one, slice(None)) for one in SIZES),
+    ]
+    means = {  # (rounds, raw and causal) each
+        name: np.array(
+            [
+                [np.mean([one[f"{key} {kind}"][side] for one in found[n]]) for kind in GRAPHS]
+                for n in sorted(found)
+            ]
+        )
+        for name, (key, side) in zip(names, keys, strict=True)
+    }
+    about = f"{config.data}, fedath, {counted(config.seeds, 'seed')}"
+    rows = [
+        [number, *(_both(*means[name][row]) for name in names)]
+        for row, number in enumerate(sorted(found))
+    ]
     note = "With all edges | with each client's own edge weights. Means over pairs of clients."
     title = f"Corollary 5.2 along training: {about}"
-    along = make_table([Column(one, wrap=True) for one in names], lines, title=title, caption=note)
-    smaller = [one["Eq. 14 causal"][1] < one["Eq. 14 raw"][1] for one in found[last]]
-    below = float(np.mean(smaller))
-    proof, holds = _proof_table(found[last])
-    change = mean(last, "Eq. 14 causal", 1) / mean(last, "Eq. 14 raw", 1) - 1
-    norm = mean(last, "‖A‖_F causal") / mean(last, "‖A‖_F raw") - 1
-    real = mean(last, "‖P_k - P_l‖_F causal") / mean(last, "‖P_k - P_l‖_F raw") - 1
-    degrees = [mean(last, f"D_min {kind}") for kind in GRAPHS]
-    least = min(float(one["Eq. 14 causal"][1].min()) for one in found[last])
-    word = "every pair" if holds["Eq. 14"] == 1 else f"{holds['Eq. 14']:.0%} of the pairs"
-    failing = ", ".join(name for name, share in holds.items() if share < 1) or "none"
-    sentences = (
-        f"Eq. 14 holds for {word}, but it says nothing: its right side is at least {least:.3g}, "
-        "and no divergence exceeds 2.",
-        f"Edge weights change ‖A‖_F by {norm:+.0%} and D_min from {degrees[0]:.3g} to "
-        f"{degrees[1]:.3g}. The bound changes by {change:+.0%} and is smaller for {below:.0%} of "
-        f"the pairs. ‖P_k - P_l‖_F, which the bound stands for, changes by {real:+.0%}.",
-        f"Steps of the proof that fail for some pair: {failing}.",
-    )
-    numbers: dict[str, object] = {"rounds": {str(n): one for n, one in found.items()}}
-    return Claim("bound", (along, proof), sentences, _picture(found, about), numbers)
-
-
-def _proof_table(last: Sequence[Numbers]) -> tuple[Table, dict[str, float]]:
-    """Every inequality after the last round, and the share of pairs for which it holds."""
+    along = wrapped_table(("round", *names), rows, title, note, left=0)
     lines, holds = [], dict[str, float]()
     for name, words in STEPS.items():
-        sides = [np.concatenate([one[f"{name} {kind}"] for one in last], axis=1) for kind in GRAPHS]
+        sides = [np.concatenate([one[f"{name} {k}"] for one in found[last]], 1) for k in GRAPHS]
         shares = [float((left <= right + 1e-9).mean()) for left, right in sides]
         holds[name] = min(shares)
         cells = [_both(*(both[side].mean() for both in sides)) for side in (0, 1)]
         lines.append([name, words, *cells, " | ".join(f"{share:.0%}" for share in shares)])
-    columns = [
-        Column(name, "left" if place < 2 else "right", wrap=True)
-        for place, name in enumerate(("inequality", "of", "left", "right", "holds for"))
-    ]
+    columns = ("inequality", "of", "left", "right", "holds for")
     title = "The corollary and the steps of its proof, after the last round"
-    return make_table(columns, lines, title=title, caption="All edges | own edge weights."), holds
+    proof = wrapped_table(columns, lines, title, "All edges | own edge weights.", left=2)
+    below = np.mean([one["Eq. 14 causal"][1] < one["Eq. 14 raw"][1] for one in found[last]])
+    change = {name: values[-1, 1] / values[-1, 0] - 1 for name, values in means.items()}
+    least = min(one["Eq. 14 causal"][1].min() for one in found[last])
+    failing = ", ".join(name for name, share in holds.items() if share < 1) or "none"
+    sentences = (
+        f"Eq. 14 holds for {holds['Eq. 14']:.0%} of the pairs, but it says nothing: its right side "
+        f"is at least {least:.3g}, and no divergence exceeds 2.",
+        f"Edge weights change ‖A‖_F by {change['‖A‖_F']:+.0%} and D_min by {change['D_min']:+.0%}. "
+        f"The bound changes by {change['bound']:+.0%} and is smaller for {below:.0%} of the pairs. "
+        f"‖P_k - P_l‖_F, which the bound stands for, changes by {change['‖P_k - P_l‖_F']:+.0%}.",
+        f"Steps of the proof that fail for some pair: {failing}.",
+    )
+    charts = [
+        Chart(
+            name,
+            Axis("round"),
+            Axis(),
+            tuple(
+                Line(sorted(found), means[name][:, n], colour, GRAPHS[n], shape="dot")
+                for n, colour in enumerate((BLUE, RED))
+            ),
+            legend="inside",
+        )
+        for name in ("bound", "‖A‖_F", "D_min", "d")
+    ]
+    picture = Panels(f"FedATH, Corollary 5.2: {about}", tuple(pairwise(charts))[::2], (11, 8))
+    numbers: dict[str, object] = {"rounds": {str(n): one for n, one in found.items()}}
+    return Claim("bound", (along, proof), sentences, picture, numbers)
 
 
 def _both(raw: float, causal: float) -> str:
     return f"{raw:.3g} | {causal:.3g}"
-
-
-def _picture(found: dict[int, list[Numbers]], about: str) -> Panels:
-    rounds = sorted(found)
-    charts = []
-    for title, name, side in (
-        ("Right side of Eq. 14", "Eq. 14", 1),
-        ("‖A‖_F", "‖A‖_F", None),
-        ("Smallest degree D_min", "D_min", None),
-        ("Left side: divergence d", "Eq. 14", 0),
-    ):
-        marks: list[Line | Rule] = []
-        for kind, colour in zip(GRAPHS, (BLUE, RED), strict=True):
-            each = [[one[f"{name} {kind}"] for one in found[number]] for number in rounds]
-            values = [np.mean([v if side is None else v[side] for v in some]) for some in each]
-            marks.append(Line(rounds, values, colour, kind, shape="dot"))
-        if side == 0:
-            marks.append(Rule(2, dash=DASHED, text="largest possible"))
-        charts.append(Chart(title, Axis("round"), Axis(), tuple(marks), legend="inside"))
-    rows = tuple(pairwise(charts))[::2]
-    return Panels(f"FedATH, Corollary 5.2: {about}", rows, (11, 8))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from atoll.analyses.claim import Claim, exponent
+from atoll.analyses.claim import Claim, exponent, wrapped_table
 from atoll.core.graph import Graph, make_graph
 from atoll.core.optim import Adam
 from atoll.core.random import fold, make_key
@@ -29,7 +29,6 @@ from atoll.methods.fedtad import FedTAD, Lesson
 from atoll.nn.fedtad import walk_returns
 from atoll.nn.nets import GCN
 from atoll.present.chart import Axis, Chart, Line, Panels, in_rows
-from atoll.present.tables import make_table
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,7 @@ def client_work(sizes: Sizes) -> Callable[[], object]:
 def server_work(sizes: Sizes) -> Callable[[], object]:
     """A round's distillation with fresh networks in the place of trained ones."""
     net = GCN(sizes.features, sizes.classes, hidden=sizes.hidden)
-    method = FedTAD(
-        net,
-        pseudo_nodes=sizes.pseudo,
-        noise_size=sizes.noise,
-        iterations=sizes.iterations,
-    )
+    method = FedTAD(net, pseudo_nodes=sizes.pseudo, noise_size=sizes.noise)
     key = make_key(0)
     models = [net.init(fold(key, n)) for n in range(sizes.clients)]
     teachers = tree_map(lambda *parts: torch.stack(parts), *models)
@@ -150,10 +144,8 @@ def cost_claim(
         "Exponents: doubling a size multiplies the cost by 2 to that power. Stated: the formula's "
         "largest. Fixed parts of the cost flatten the exponents of small sizes."
     )
-    table = make_table(columns, lines, left=2, title="FedTAD's cost", caption=caption)
-    text = "The cost grows no faster than the paper states."
-    if above:
-        text = f"The cost grows faster than the paper states with: {', '.join(above)}."
+    table = wrapped_table(columns, lines, "FedTAD's cost", caption, left=2)
+    text = f"The cost grows faster than the paper states with: {', '.join(above) or 'no size'}."
     rows = in_rows(charts)
     picture = Panels("FedTAD's cost against each size", rows, (12, 3.6 * len(rows)))
     return Claim("cost", (table,), (text,), picture, numbers)

@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 from numpy import ndarray
 
-from atoll.analyses.claim import Claim
+from atoll.analyses.claim import Claim, wrapped_table
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.data.measure.heterogeneity import (
     FEATURE_BINS,
@@ -37,11 +37,11 @@ from atoll.data.measure.structure import (
     structure_statistics,
     walk_patterns,
 )
-from atoll.data.public.registry import dataset_info, is_present, load_dataset
+from atoll.data.public.registry import is_present, load_dataset
 from atoll.data.source import GraphSet, undirected_pairs
 from atoll.experiment.config import RECIPES
-from atoll.present.chart import GREY, Axis, Bars, Chart, Dots, Panels, named, number_text
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.chart import GREY, Axis, Chart, Dots, Line, number_text, titled
+from atoll.present.tables import Table
 
 STEPS = range(3, 8)
 PAPER_WALKS = 100  # of each length, in the paper's code
@@ -134,9 +134,9 @@ def gcfl_table(number: str, root: str | None, seed: int = 0) -> Claim:
     rows = printed_rows(number)
     names = dict.fromkeys(row[key] for row in rows for key in ("first", "second") if row[key])
     absent = [name for name in names if not is_present(name, root)]
-    if len(absent) == len(names):
-        lacking = f"none of {', '.join(names)} is there"
-        raise DataError(f"{lacking}; get them with: atoll data fetch {' '.join(names)}")
+    if not any({row["first"], row["second"] or row["first"]}.isdisjoint(absent) for row in rows):
+        lacking = f"data of this table are not there: {', '.join(absent)}"
+        raise DataError(f"{lacking}; get them with: atoll data fetch {' '.join(absent)}")
 
     @cache
     def graphs(name: str, most: int | None) -> list[PlainGraph]:
@@ -145,110 +145,64 @@ def gcfl_table(number: str, root: str | None, seed: int = 0) -> Claim:
             raise ConfigError(f"'{name}' is no set of graphs")
         return plain_graphs(source, most, seed)
 
-    table, picture = _TABLES[number](rows, set(absent), graphs, seed)
-    sentences = tuple(
-        f"{dataset_info(name).name} is not there; get it with: atoll data fetch {name}"
-        for name in absent
-    )
-    return Claim(f"table-{number}", (table,), sentences, picture, {"printed": rows})
+    table, pairs = _TABLES[number](rows, set(absent), graphs, seed)
+    sentences = [f"{one} is not there; get it with: atoll data fetch {one}" for one in absent]
+    printed, ours = np.array(pairs).T
+    ends = [min(printed.min(), ours.min()), max(printed.max(), ours.max())]
+    marks = Line(ends, ends, GREY, width=1.0), Dots(printed, ours)
+    chart = Chart("", Axis("printed", log=True), Axis("here", log=True), marks, square=True)
+    picture = titled(table.title, chart, (6, 6))
+    return Claim(f"table-{number}", (table,), tuple(sentences), picture, {"printed": rows})
 
 
-def _first_table(
-    rows: list[Row], absent: set[str], graphs: Graphs, seed: int
-) -> tuple[Table, Panels]:
-    found = {
-        name: properties(graphs(name, None), seed)
-        for name in dict.fromkeys(row["first"] for row in rows)
-        if name not in absent
-    }
-    lines, charts = [], []
+def _first_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -> Made:
+    names = [name for name in dict.fromkeys(row["first"] for row in rows) if name not in absent]
+    found = {name: properties(graphs(name, None), seed) for name in names}
+    lines, pairs = [], []
     for row in rows:
-        own, place = found.get(row["first"]), STATISTICS.index(row["measure"])
-        ours = ["–"] * 3
-        if own is not None:
+        place, ours, printed = STATISTICS.index(row["measure"]), ["–"] * 3, row["value"]
+        if own := found.get(row["first"]):
             ours = [number_text(values[place], 4) for values in (own.real, own.random, own.p)]
-        print_and_ours = zip((row["value"], row["other"], row["p"]), ours, strict=True)
-        lines.append([row["first"], row["measure"], *(v for pair in print_and_ours for v in pair)])
-    for place, measure in enumerate(STATISTICS):
-        printed = [
-            float(row["value"])
-            for row in rows
-            if row["measure"] == measure and row["first"] in found
-        ]
-        real, other = (
-            [getattr(one, kind)[place] for one in found.values()] for kind in ("real", "random")
-        )
-        at = np.arange(len(found))
-        marks = (
-            Bars(at - 0.2, real, width=0.38, name="graphs"),
-            Bars(at + 0.2, other, width=0.38, colour=GREY, name="random graphs"),
-            Dots(at - 0.2, printed, "black", "printed"),
-        )
-        charts.append(Chart(measure, named("", list(found)), Axis(""), marks, legend="above"))
-    columns = ["data set", "property"]
-    columns += [
-        f"{what} {whose}" for what in ("real", "random", "p") for whose in ("print", "here")
-    ]
+            pairs.append((float(printed), own.real[place]))
+        cells = zip((printed, row["other"], row["p"]), ours, strict=True)
+        lines.append([row["first"], row["measure"], *(v for pair in cells for v in pair)])
+    heads = [f"{what} {whose}" for what in ("real", "random", "p") for whose in ("print", "here")]
     title = "GCFL, Table 1: properties of graphs beside random graphs"
     caption = "p: Welch's t-test over graphs, one-sided for kurtosis. Print: 0 stands for ~0."
-    wrapped = [Column(name, "left" if n < 2 else "right", True) for n, name in enumerate(columns)]
-    table = make_table(wrapped, lines, title=title, caption=caption)
-    return table, Panels(title, (tuple(charts[:2]), tuple(charts[2:])), (11, 8))
+    return wrapped_table(("data set", "property", *heads), lines, title, caption, left=2), pairs
 
 
-def _second_table(
-    rows: list[Row], absent: set[str], graphs: Graphs, seed: int
-) -> tuple[Table, Panels]:
+def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -> Made:
     @cache
-    def vectors(name: str, walks: int | None) -> ndarray:
-        rng = np.random.default_rng([seed, walks or 0])
-        return np.stack([embedding(one, rng, walks) for one in graphs(name, GRAPHS)])
+    def vectors(name: str, kind: str, walks: int | None) -> ndarray:
+        some, rng = graphs(name, GRAPHS), np.random.default_rng([seed, walks or 0])
+        if kind == "features":
+            return np.stack([similarity_histogram(one, FEATURE_BINS) for one in some])
+        return np.stack([embedding(one, rng, walks) for one in some])
 
-    @cache
-    def histograms(name: str) -> ndarray:
-        return np.stack([similarity_histogram(one, FEATURE_BINS) for one in graphs(name, GRAPHS)])
-
-    lines, bars = [], []
+    lines, pairs = [], []
     for row in rows:
-        pair, same = (row["first"], row["second"]), row["first"] == row["second"]
-        ours: list[str] = ["–", ""]
-        if not absent.intersection(pair):
-            kinds = [[histograms(name) for name in pair]]
-            if row["measure"] == "structure":
-                kinds = [[vectors(name, walks) for name in pair] for walks in (PAPER_WALKS, None)]
-            values = [distances(first, second, same=same) for first, second in kinds]
+        names, kind, ours = (row["first"], row["second"]), row["measure"], ["–"]
+        if not absent.intersection(names):
+            each = (PAPER_WALKS, None)[: 1 + (kind == "structure")]
+            both = [[vectors(name, kind, walks) for name in names] for walks in each]
+            values = [distances(*one, same=names[0] == names[1]) for one in both]
             ours = [f"{one.mean():.4f} ± {one.std():.4f}" for one in values]
-            bars.append(
-                (
-                    f"{' – '.join(dict.fromkeys(pair))}: {row['measure']}",
-                    row["value"],
-                    values[0].mean(),
-                )
-            )
-        words = [
-            " – ".join(dict.fromkeys(pair)),
-            row["measure"],
-            f"{row['value']} ± {row['other']}",
-        ]
-        lines.append([*words, *ours, *[""] * (2 - len(ours))])
-    columns = ["data sets", "measure", "print", "here", "with enough walks"]
+            pairs.append((float(row["value"]), values[0].mean()))
+        printed = f"{row['value']} ± {row['other']}"
+        lines.append(
+            [" – ".join(dict.fromkeys(names)), kind, printed, *ours, *["", ""][len(ours) :]]
+        )
+    heads = ("data sets", "measure", "print", "here", "with enough walks")
     title = "GCFL, Table 2: how different the graphs of data sets are"
     caption = (
         f"Mean ± std of the Jensen-Shannon distance in nats over pairs of {GRAPHS} graphs of each "
         f"set. Here: {PAPER_WALKS} walks of each length, as the paper's code; enough walks: an "
         "error of the embedding below 0.1."
     )
-    wrapped = [Column(name, "left" if n < 2 else "right", True) for n, name in enumerate(columns)]
-    table = make_table(wrapped, lines, title=title, caption=caption)
-    names, printed, found = zip(*bars, strict=True) if bars else ((), (), ())
-    at = np.arange(len(names))
-    marks = (
-        Bars(at, found, across=True, name="here"),
-        Dots(np.array(printed, float), at, "black", "printed"),
-    )
-    chart = Chart("", Axis("distance, nats"), named("", names, down=True), marks, legend="above")
-    return table, Panels(title, ((chart,),), (9, 5))
+    return wrapped_table(heads, lines, title, caption, left=2), pairs
 
 
+Made = tuple[Table, list[tuple[float, float]]]  # and printed numbers with ours
 Graphs = Callable[[str, int | None], list[PlainGraph]]
 _TABLES = {"1": _first_table, "2": _second_table}

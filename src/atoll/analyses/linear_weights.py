@@ -21,7 +21,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.linalg import norm, pinv
 
-from atoll.analyses.claim import Claim, exponent
+from atoll.analyses.claim import Claim, exponent, wrapped_table
 from atoll.analyses.similarity import rank_correlation
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -33,7 +33,7 @@ from atoll.data.measure.heterogeneity import (
     real_edges,
 )
 from atoll.present.chart import Axis, Chart, Dots, Panels, colour_of, number_text
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.tables import Table
 
 KINDS = {"4.1": "structure", "4.2": "features", "4.3": "task"}
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -165,16 +165,13 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         "inequality, with square Gaussian features, where its inverses exist."
     )
     title = f"Weights of a linear SGC against one change: {federation.name}"
-    wrapped = [Column(name, "right" if n else "left", True) for n, name in enumerate(columns)]
-    table = make_table(wrapped, lines, title=title, caption=caption)
+    table = wrapped_table(columns, lines, title, caption)
     real, found = _real_clients(federation, clients, seed)
-    sentences = []
-    for number, kind in KINDS.items():
-        fails = f"fails for {1 - held[number]:.0%} of the pairs"
-        word = "holds for every pair" if held[number] == 1 else fails
-        follows = f"rank correlation {ranks[number]:.2f}"
-        text = f"Weights follow the {kind} ({follows}); the bound that the proof ends with {word}."
-        sentences.append(f"Proposition {number}: {text}")
+    sentences = [
+        f"Proposition {number}: weights follow the {kind} (rank correlation {ranks[number]:.2f}); "
+        f"the bound that the proof ends with holds for {held[number]:.0%} of the pairs."
+        for number, kind in KINDS.items()
+    ]
     picture = Panels(title, (tuple(charts),), (13, 4.4))
     numbers["clients"] = found
     return Claim("weights", (table, real), tuple(sentences), picture, numbers)
@@ -200,4 +197,4 @@ def _real_clients(
         "anonymous walks; features: divergence of connected nodes' similarity; task: of labels."
     )
     title = "Weights of whole clients against the differences of their data"
-    return make_table(("difference", "ρ", "p"), lines, title=title, caption=caption), found
+    return wrapped_table(("difference", "ρ", "p"), lines, title, caption), found

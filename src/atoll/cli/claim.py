@@ -25,6 +25,7 @@ def claim() -> None:
 @claim.command(
     params=[
         *options.FEDERATION,
+        option("--method NAME", "One that weighs edges as fedath does.", default="fedath"),
         *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
         option("--every N", "Rounds between two measurements.", click.IntRange(min=1), default=20),
         OUT,
@@ -36,7 +37,7 @@ def bound(out: Path | None, every: int, **given: Any) -> None:
     from atoll.experiment.config import resolve
     from atoll.present.terminal import progress
 
-    config = config_of(given, method="fedath")
+    config = config_of(given)
     console = make_console()
     with progress(console, config.seeds * (resolve(config)[0].rounds or 1)) as move:
         found = follow_bound(config, every=every, on_round=lambda done: move(1))

@@ -75,16 +75,6 @@ class Heterogeneity:
         """Share of the whole graph's edges that no client has."""
         return self.edges_lost / self.edges_total if self.edges_total else float("nan")
 
-    @property
-    def gcfl_structure(self) -> ndarray:
-        """Structure heterogeneity in the unit of GCFL's Table 2: JS distance in nats, (K, K)."""
-        return np.asarray(np.sqrt(NATS * self.structure_divergence))
-
-    @property
-    def gcfl_feature(self) -> ndarray:
-        """Feature heterogeneity in the unit of GCFL's Table 2: JS divergence in nats, (K, K)."""
-        return np.asarray(NATS * self.feature_divergence)
-
 
 @dataclass(frozen=True, eq=False)
 class PlainGraph:

@@ -17,8 +17,8 @@ from atoll.experiment.config import option_words, resolve
 from atoll.present.tables import Column, Part, heading, make_table, quiet
 from atoll.present.terminal import counted, duration
 from atoll.studies.reproduce.figures import ALONE, Figure, Point
-from atoll.studies.reproduce.recipes import AVERAGE, GAINS, STRICT, Paper, absent
-from atoll.studies.reproduce.table import Wanted, chosen, named_run, unique
+from atoll.studies.reproduce.recipes import Paper, absent
+from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun, cost_of
 
 SHORT = ("partition", "rounds", "epochs", "fraction", "set", "compat")  # options that are shown
@@ -52,18 +52,17 @@ def planned_runs(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[P
     return found
 
 
+class _Everything:
+    """Runs that need no data any more: all of them, so that a plan leaves none out."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 def _of_table(paper: Paper, number: str, wanted: Wanted) -> Iterator[StudyRun]:
-    cells = paper.cells(number)
-    for one, rules in itertools.product(chosen(paper, cells, wanted), wanted.rules(paper)):
-        if one.metric == AVERAGE or paper.recipe.methods[one.method].reason:
-            continue
-        gains = one.metric in GAINS
-        names = [one.method, *([paper.recipe.baseline] if gains else [])]
-        for method in names if rules != STRICT or not gains else ():
-            how = {"clients": int(one.clients), "rules": rules, **wanted.options()}
-            config = paper.config(one.dataset, one.setting, method, **how)
-            labels = {"method": method, "data": one.dataset, "clients": one.clients}
-            yield named_run(config, {**labels, "protocol": rules})
+    for row in plan_table(paper, number, wanted, _Everything()):
+        if not paper.recipe.methods[row.printed.method].reason:
+            yield from needed(row)
 
 
 def _of_figure(paper: Paper, number: str, wanted: Wanted) -> Iterator[StudyRun]:
