@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli import options
-from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_written
+from atoll.cli.analyses import checked_console
+from atoll.cli.common import AtollSubgroup, config_of, print_notes, print_written
 from atoll.cli.options import PATH, option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from atoll.analyses.claim import Claim
 
 OUT = option("--out DIR", "Folder for table, numbers and plot.", PATH)
@@ -37,11 +40,10 @@ def bound(out: Path | None, every: int, **given: Any) -> None:
     from atoll.experiment.config import resolve
     from atoll.present.terminal import progress
 
-    config = config_of(given)
-    console = make_console()
+    config, console = config_of(given), checked_console(out)
     with progress(console, config.seeds * (resolve(config)[0].rounds or 1)) as move:
         found = follow_bound(config, every=every, on_round=lambda done: move(1))
-    _show(found, out)
+    _show(console, found, out)
 
 
 @claim.command(params=[*options.FEDERATION, options.SEED_OF_DATA, OUT])
@@ -50,10 +52,10 @@ def weights(out: Path | None, **given: Any) -> None:
     from atoll.analyses.linear_weights import weight_claim
     from atoll.experiment.problem import Problem
 
-    config = config_of(given)
+    config, console = config_of(given), checked_console(out)
     made = Problem.of(config).divide(config.seed)
-    print_notes(make_console(), made.notes)
-    _show(weight_claim(made.federation, seed=config.seed), out)
+    print_notes(console, made.notes)
+    _show(console, weight_claim(made.federation, seed=config.seed), out)
 
 
 @claim.command(
@@ -66,16 +68,15 @@ def cost(out: Path | None, doublings: int) -> None:
     """FedTAD, Result 6: how does its cost grow with each size of its formula?"""
     from atoll.analyses.distillation_cost import cost_claim
 
-    _show(cost_claim(doublings=doublings), out)
+    console = checked_console(out)
+    _show(console, cost_claim(doublings=doublings), out)
 
 
-def _show(found: Claim, out: Path | None) -> None:
+def _show(console: Console, found: Claim, out: Path | None) -> None:
     """Print tables and sentences, and write the files if there is a folder."""
-    from atoll.present.files import check_output, write_all
+    from atoll.present.files import write_all
     from atoll.present.tables import layout
 
-    console = make_console()
     console.print(layout(found.parts()))
     if out is not None:
-        check_output(out)
         print_written(console, write_all(out, found.files()))
