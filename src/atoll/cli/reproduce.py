@@ -27,6 +27,7 @@ OUT = (
     option("--both", "Under protocol strict as well."),
     option("--rounds R", "Fewer rounds, for a quick look without a verdict.", int),
     option("--tex", "Write a LaTeX table, too."),
+    option("--dry-run", "List the runs and the data that are missing; run nothing."),
     options.DATA_ROOT,
     options.DEVICE,
     option("--out DIR", OUT, PATH),
@@ -34,16 +35,25 @@ OUT = (
     example="atoll reproduce fedath table1 --only dataset=Cora,clients=10 --both",
 )
 def reproduce(
-    paper: str | None, item: str | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
+    paper: str | None,
+    item: str | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
+    **given: Any,
 ) -> None:
     """Run a TABLE or FIGURE of PAPER (fedath, fediih, fedtad, gcfl) again.
 
     Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
     is every one of the paper.
     """
+    from atoll.analyses.graph_sets import gcfl_table
     from atoll.cli.study_progress import StudyWatcher
+    from atoll.present.files import write_all
     from atoll.present.tables import layout
     from atoll.studies.reproduce import printed
+    from atoll.studies.reproduce.dry_run import dry_run_parts
     from atoll.studies.reproduce.figures import reproduce_figure
     from atoll.studies.reproduce.listing import items, listing_parts
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
@@ -70,6 +80,14 @@ def reproduce(
         click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
 
     for kind, number in items(chosen, item):
+        if dry_run:
+            console.print(layout([*dry_run_parts(chosen, kind, number, wanted), ""]))
+            continue
+        if kind == "table" and chosen.recipe.tables[number].from_data:
+            made = gcfl_table(number, root)
+            console.print(layout(made.parts()))
+            common.print_written(console, write_all(folder, made.files()))
+            continue
         watcher = StudyWatcher(console, quiet=quiet)
         with common.stoppable(report_stop), watcher:
             study = PaperStudy(chosen, wanted, folder, watcher, jobs)
@@ -85,7 +103,7 @@ def reproduce(
             console.print(layout(parts))
             common.print_written(console, paths)
         summaries.append(summary)
-    if as_json:
+    if as_json and summaries:
         click.echo(json.dumps(summaries[0] if item.lower() != "all" else summaries))
     if any(summary.get("counts", {}).get("failed") for summary in summaries):
         click.get_current_context().exit(1)

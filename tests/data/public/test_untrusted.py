@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -159,3 +162,14 @@ def test_a_damaged_pickle_is_refused_before_memory_is_allocated(tmp_path, conten
     (tmp_path / "raw" / "ind.cora.x").write_bytes(content)
     with pytest.raises(DataError, match=r"the file ind.cora.x is not a complete pickle: "):
         checksums.check_pickles(tmp_path)
+
+
+def test_ogb_asks_no_server_for_its_latest_version() -> None:
+    if importlib.util.find_spec("ogb") is None:
+        pytest.skip("the optional package ogb is not installed")
+    code = (
+        "import threading; from atoll.data.public.untrusted import OGB_CLASS, loader_class; "
+        "loader_class(OGB_CLASS); print([t.name for t in threading.enumerate()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['MainThread']"

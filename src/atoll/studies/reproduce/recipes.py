@@ -82,10 +82,11 @@ class Variant(_Part, frozen=True):
 
 
 class TableRecipe(_Part, frozen=True):
-    """What a table shows, or why it is not reproduced; what stands beside the verdict."""
+    """What a table shows, or why no runs stand behind it; what stands beside the verdict."""
 
     shows: str
     reason: str = ""
+    from_data: bool = False  # made of the data, not of runs
     last_round: bool = False  # beside the selected round
     draws: tuple[int, ...] = ()  # further seeds of the data, where the paper's own is not known
 

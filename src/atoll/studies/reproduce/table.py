@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -246,7 +246,7 @@ def _aliases(paper: Paper, name: str, column: str) -> list[str]:
 
 
 def plan_table(
-    paper: Paper, table: str, wanted: Wanted, done: Collection[str] = ()
+    paper: Paper, table: str, wanted: Wanted, done: Container[str] = ()
 ) -> list[ReproducedRow]:
     """The rows of a table before anything is run; runs in `done` need no data any more."""
     if reason := paper.recipe.tables[table].reason:
@@ -263,7 +263,7 @@ def in_order(cells: Sequence[Printed]) -> list[Printed]:
 
 
 def _planned(
-    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Collection[str]
+    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Container[str]
 ) -> ReproducedRow:
     parts = averaged(one, table) if one.metric == AVERAGE else [one]
     own = paper.recipe.protocol
