@@ -18,19 +18,7 @@ from html import escape
 import numpy as np
 
 from atoll.present import chart as plot
-from atoll.present.chart import (
-    Area,
-    Axis,
-    Bars,
-    Chart,
-    Dots,
-    Heat,
-    Line,
-    Mark,
-    Numbers,
-    Rule,
-    Texts,
-)
+from atoll.present.chart import Area, Axis, Bars, Chart, Dots, Heat, Line, Mark, Numbers, Rule
 from atoll.present.tables import Table, html, make_table
 
 MAX_POINTS = 120  # points that a line is drawn with
@@ -177,7 +165,7 @@ def _numbers(marks: Iterable[Mark], horizontal: bool) -> Iterable[float]:
     """Every number of the marks that an axis must hold."""
     for mark in marks:
         match mark:
-            case Line() | Dots() | Texts():
+            case Line() | Dots() | plot.Texts():
                 yield from map(float, mark.x if horizontal else mark.y)
             case Area():
                 along = horizontal != mark.across
@@ -209,7 +197,7 @@ def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
                 placed += _points(mark, chart)
             case Rule():
                 placed.append(_rule(mark, chart))
-            case Texts():
+            case plot.Texts():
                 anchor, right, down = ANCHORS[mark.place]
                 kind = f'class="words {mark.colour}" text-anchor="{anchor}"'
                 for x, y, words in zip(*_percents(chart, mark.x, mark.y), mark.words, strict=True):
