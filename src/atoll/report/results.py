@@ -253,7 +253,7 @@ def line_chart(title: str, lines: Sequence[Line], x_name: str, y_name: str, poin
     low = float(np.nanmin(np.concatenate([edge[len(edge) // 10 :] for edge in lows])))
     high = max(float(np.nanmax(edge)) for edge in highs)
     room = max(0.04 * (high - low), 0.5)
-    x, y = plain_axis(x_name, left, right), Axis(f"{y_name}, %", low - room, high + room)
+    x, y = plain_axis(x_name, left, right), plain_axis(f"{y_name}, %", low - room, high + room, 5)
     chart = Chart(title, x, y, tuple(lines), legend="ends", grid=True, alt=alt)
     numbers = svg.line_numbers(title, lines, x_name)
     return svg.chart_html(chart, height=250, points=points, numbers=numbers)
