@@ -53,17 +53,11 @@ def reproduce(
     from atoll.present.files import write_all
     from atoll.present.tables import layout
     from atoll.studies.reproduce import printed
+    from atoll.studies.reproduce import table as tables
     from atoll.studies.reproduce.dry_run import dry_run_parts
     from atoll.studies.reproduce.figures import reproduce_figure
     from atoll.studies.reproduce.listing import items, listing_parts
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
-    from atoll.studies.reproduce.table import (
-        PaperStudy,
-        Wanted,
-        parse_only,
-        reproduce_table,
-        whole_table,
-    )
 
     console = common.make_console(stderr=as_json or quiet)
     tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()
@@ -73,7 +67,7 @@ def reproduce(
         return
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
-    wanted = Wanted(parse_only(only), root=root, **given)
+    wanted = tables.Wanted(tables.parse_only(only), root=root, **given)
     summaries: list[dict[str, Any]] = []
 
     def report_stop(stop: BaseException) -> None:
@@ -90,13 +84,13 @@ def reproduce(
             continue
         watcher = StudyWatcher(console, quiet=quiet)
         with common.stoppable(report_stop), watcher:
-            study = PaperStudy(chosen, wanted, folder, watcher, jobs)
+            study = tables.PaperStudy(chosen, wanted, folder, watcher, jobs)
             if kind == "figure":
                 figure = reproduce_figure(study, number)
                 parts, paths, summary = figure.parts(), figure.paths, figure.summary()
             else:
-                table = reproduce_table(study, number)
-                whole = whole_table(folder, chosen, number, wanted.rounds)
+                table = tables.reproduce_table(study, number)
+                whole = tables.whole_table(folder, chosen, number, wanted.rounds)
                 parts, summary = printed.table_parts(table, len(whole.rows)), printed.summary(table)
                 paths = printed.write_table(whole, folder, tex=tex)
         if not quiet:

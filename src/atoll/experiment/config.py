@@ -314,8 +314,9 @@ def _check_metric(config: RunConfig, rules: Protocol) -> None:
         parse_loss(config.loss)
     if config.class_weights is not None:
         parse_class_weights(config.class_weights)
-    of_all = "a threshold is chosen for all clients"
+    of_all = ""  # what belongs to all clients
     if config.threshold is not None:
+        of_all = "a threshold is chosen for all clients"
         parse_rule(config.threshold)
         if config.evaluate == "local":
             why = "is for the deployed model, but --evaluate local scores another"
@@ -324,16 +325,11 @@ def _check_metric(config: RunConfig, rules: Protocol) -> None:
         found = find_metric(name)
         if not found.higher:
             raise ConfigError(f"{name} is better when lower; choose one of: {', '.join(COMPARED)}")
-        if found.pooled:
-            of_all = f"metric {name} is one number of all clients"
-        elif config.threshold is None:
-            return
-    elif config.threshold is None:
-        return
-    if rules.select == "best-val-per-client":
+        of_all = f"metric {name} is one number of all clients" if found.pooled else of_all
+    if of_all and rules.select == "best-val-per-client":
         why = f"protocol {rules.name} picks a round for each client"
         raise ConfigError(f"{of_all}, but {why}; choose another metric or --protocol")
-    if config.evaluate == "local" and config.fraction < 1:
+    if of_all and config.evaluate == "local" and config.fraction < 1:
         why = "not all clients have a local model in a round"
         raise ConfigError(f"{of_all}, but with --fraction {why}; choose --evaluate deployed")
 

@@ -19,16 +19,7 @@ from torch.nn import functional
 
 from atoll.core.random import dropout
 from atoll.core.tree import record, static
-from atoll.core.vmap.stacks import (
-    Context,
-    Dims,
-    Gradients,
-    Vmap,
-    as_batch,
-    call,
-    current_batch,
-    known,
-)  # fmt: skip
+from atoll.core.vmap.stacks import Context, Gradients, Stacked, call, current_batch, known
 
 Counts = tuple[tuple[int, ...], ...]
 Sizes = tuple[int, ...]
@@ -154,16 +145,7 @@ class _LayoutContext(Context, Protocol):
 Inputs = tuple[_Layout, *tuple[Tensor, ...]]
 
 
-class _OnStacks(Function):
-    """A function of stacks, (K, ...); a `vmap` only has to find them."""
-
-    @classmethod
-    def vmap(cls, info: Vmap, in_dims: Dims, layout: _Layout, *args: Tensor) -> tuple[Tensor, int]:
-        pairs = zip(args, in_dims[1:], strict=True)
-        return call(cls, layout, *(as_batch(arg, dim, info.batch_size) for arg, dim in pairs)), 0
-
-
-class _Product(_OnStacks):
+class _Product(Stacked):
     """Rows (K, R, C) by weights (K, C, O), where rows are used; zero elsewhere."""
 
     @staticmethod
@@ -191,7 +173,7 @@ class _Product(_OnStacks):
         return None, by_rows, by_weight
 
 
-class _TanhLayer(_OnStacks):
+class _TanhLayer(Stacked):
     """tanh(h W + b) with D columns for each slot, at places: (K, n, C) -> (K, R, D)."""
 
     @staticmethod

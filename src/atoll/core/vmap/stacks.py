@@ -55,6 +55,15 @@ def as_batch(leaf: Tensor, dim: int | None, size: int) -> Tensor:
     return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
 
 
+class Stacked(Function):
+    """Base of functions that take all clients' tensors, stacked, as they take one client's."""
+
+    @classmethod
+    def vmap(cls, info: Vmap, dims: Dims, *args: Any) -> Any:
+        found = call(cls, *batched(info, dims, *args))
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
 class Constant(Function):
     """Base of functions without a gradient."""
 
