@@ -81,8 +81,8 @@ def _sums(one, other, columns, rows, offsets, node, nodes, entries, KIND: tl.con
     total = tl.sum(_terms(one, other, columns, rows, place, end, KIND), axis=1)
     done, longest = FEW, tl.max(end - first, axis=0)
     while done < longest:
-        place = first[:, None] + done + tl.arange(0, MANY)[None, :]
-        total += tl.sum(_terms(one, other, columns, rows, place, end, KIND), axis=1)
+        more = first[:, None] + done + tl.arange(0, MANY)[None, :]
+        total += tl.sum(_terms(one, other, columns, rows, more, end, KIND), axis=1)
         done += MANY
     return total
 
