@@ -154,6 +154,9 @@ class _OneUpdate:
     def require_finite(self, tree: Tree, problem: str) -> None:
         self.clients.require_finite(tree, problem)
 
+    def happens(self, condition: Tensor) -> bool:
+        return self.clients.happens(condition)
+
     @property
     def key(self) -> Tensor:
         return self.clients.key
