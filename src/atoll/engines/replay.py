@@ -5,7 +5,7 @@ they can. The second is rehearsed: a wait for a number stops it. Otherwise it co
 recorded, and all later rounds are replays. If it was stopped, only the clients' steps are recorded.
 A round in which something rare happens (`Clients.happens`) is found when replays are read: those
 before it are replayed anew, and it is played eagerly. Each stage of a method begins again. Several
-runs that differ only in data, noise and numbers (`Varied`) are one program: `vmap` of a whole round.
+runs that differ only in data, noise and numbers (`Varied`) are one program: `vmap` of a round.
 """
 
 from __future__ import annotations
