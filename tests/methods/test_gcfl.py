@@ -118,6 +118,7 @@ def test_who_splits(eps1: float, mean: Any, split: bool) -> None:
     method = GCFL(NODE_NET, eps1=eps1, eps2=0.09, mean=mean)
     weight = torch.tensor(SIZES, dtype=torch.float64)
     start, products, everyone = server(), gram({"w": updates()}), Everyone()
+    start = replace(start, played=torch.tensor(99))
     found = method._criterion(start, products, weight, everyone.positions)
     assert found.met.tolist() == [split, False, False, False, False]
     made = method._split(start, products, found, everyone)  # type: ignore[arg-type]

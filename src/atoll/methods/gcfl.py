@@ -152,15 +152,12 @@ class GCFL(Mixing):
         products = gram(updates).double()
         found = self._criterion(server, products, reply.weight.double(), present)
         server = _with_trace(server, products, found, clients)
-        if self._may_split(clients.round) and clients.happens(found.met.any()):
+        if clients.happens(found.met.any()):
             server = self._split(server, products, found, clients)
         return replace(server, models=_moved(server, updates, reply.weight, present))
 
-    def stage(self, round: int) -> tuple[bool, int]:
-        return self._may_split(round), round // ROOM
-
-    def _may_split(self, round: int) -> bool:
-        return round + 1 > self.min_round  # the code counts rounds from one
+    def stage(self, round: int) -> int:
+        return round // ROOM
 
     def too_short(self, rounds: int) -> str:
         if rounds > self.min_round:
@@ -203,6 +200,7 @@ class GCFL(Mixing):
         inside = members[:, present]
         mean, largest = update_norms(products, inside, weight, self.mean)
         met = (inside.sum(1) == members.sum(1)) & (members.sum(1) > self.min_size)
+        met = met & (server.played + 1 > self.min_round)  # the code counts rounds from one
         if self.similarity != "cosine":
             met = met & (server.recorded.min() >= self.seq_length)
         return Criterion(mean, largest, met & (mean < self.eps1) & (largest > self.eps2))
