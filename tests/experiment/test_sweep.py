@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,6 +104,23 @@ def test_clusters_of_some_runs_split(monkeypatch) -> None:
         same(run_together(asked), alone, 1e-9)
     assert len(set(map(frozenset, splits))) == 3, splits
     assert sorted(eager) == [(seed, n) for seed in range(3) for n in sorted(set().union(*splits))]
+
+
+COMPILER = """
+import sys
+from tests.experiment.test_sweep import experiments, run_together
+
+run_together(experiments())
+experiments(replay=True)[0].run()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_recorded_rounds_import_no_compiler() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_no_round_is_played_one_by_one(monkeypatch) -> None:

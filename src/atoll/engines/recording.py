@@ -164,6 +164,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self.read: dict[int, Tensor] = {}
         self.made: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the compiler's import takes seconds
+
     def __torch_dispatch__(
         self, func: Callable[..., object], types: object, args: Args = (), kwargs: Kwargs = None
     ) -> object:

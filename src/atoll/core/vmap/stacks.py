@@ -9,7 +9,7 @@ torch: only this file and `varied.py` call it, and tests compare every shortcut 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,7 +82,7 @@ class Batch:
         """What stands behind a tensor, and the axis of its clients; one for all is repeated."""
         # A transform that has ended leaves its wrapper around a tensor, which hides the stack.
         leaf = _functorch.unwrap_if_dead(leaf)
-        if _functorch.is_batchedtensor(leaf):
+        if _functorch.is_batchedtensor(leaf) and _functorch.maybe_get_level(leaf) == self.level:
             return _functorch.get_unwrapped(leaf), _functorch.maybe_get_bdim(leaf)
         with self.paused():
             return leaf.expand(self.batch_size, *leaf.shape), 0
@@ -112,12 +112,50 @@ class Batch:
             _functorch.push_dynamic_layer_stack(layer)
 
 
-def current_batch() -> Batch | None:
-    """The `vmap` under way; None if there is none, or some other transform besides."""
-    layers = _functorch.get_interpreter_stack()
-    if layers is None or len(layers) != 1 or layers[0].key() != _functorch.TransformType.Vmap:
+@dataclass(frozen=True)
+class Batches:
+    """All `vmap`s under way, the outermost first, if there is no other transform."""
+
+    layers: Sequence[Batch]
+
+    def lower(self, leaf: Tensor) -> tuple[Tensor, list[int]]:
+        """What stands behind a tensor, and the axis of each `vmap`; one for all is repeated."""
+        axes = []
+        with ExitStack() as paused:
+            for batch in reversed(self.layers):
+                leaf, axis = batch.lower(leaf)
+                axes.append(axis)
+                paused.enter_context(batch.paused())
+        return leaf, axes
+
+    def lift(self, stacked: Tensor, axes: list[int]) -> Tensor:
+        """The opposite of `lower`."""
+        for batch, axis in zip(self.layers, reversed(axes), strict=True):
+            stacked = batch.lift(stacked, axis)
+        return stacked
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take every `vmap` off for code that works on stacks."""
+        with ExitStack() as paused:
+            for batch in self.layers:
+                paused.enter_context(batch.paused())
+            yield
+
+
+def current_batches() -> Batches | None:
+    """The `vmap`s under way; None if there is none, or some other transform besides."""
+    layers = _functorch.get_interpreter_stack() or []
+    if not layers or any(x.key() != _functorch.TransformType.Vmap for x in layers):
         return None
-    return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
+    sizes = (_functorch.CVmapInterpreterPtr(layer).batchSize() for layer in layers)
+    return Batches([Batch(layer.level(), size) for layer, size in zip(layers, sizes, strict=True)])
+
+
+def current_batch() -> Batch | None:
+    """The `vmap` under way, if it is the only transform."""
+    found = current_batches()
+    return found.layers[0] if found is not None and len(found.layers) == 1 else None
 
 
 def known(numbers: Tensor) -> list[list[float]] | None:
