@@ -78,6 +78,25 @@ def test_rounds_in_which_a_cluster_splits_are_played_anew(similarity, fraction, 
     assert list(eager.ledger.rows()) == list(replayed.ledger.rows())
 
 
+def test_what_an_eager_round_repeats_often_is_recorded_in_it(monkeypatch) -> None:
+    calls, plain = [], Recording.__call__
+
+    def counted(recording, *inputs):
+        calls.append(recording)
+        return plain(recording, *inputs)
+
+    net = NETS["sage"](FEATURES, CLASSES, hidden=5)
+    made = METHODS["fedsage+"](net, generator_epochs=1, exchanges=8, wide=4)
+    eager = experiment(made, rounds=1, replay=False).run()
+    monkeypatch.setattr(Recording, "__call__", counted)
+    recorded = experiment(made, rounds=1).run()
+    assert len(calls) >= 4
+    assert recorded.simulation.engine.recorded is None  # nothing is kept
+    for one, other in zip(leaves(eager.server), leaves(recorded.server), strict=True):
+        torch.testing.assert_close(one, other)
+    assert list(eager.ledger.rows()) == list(recorded.ledger.rows())
+
+
 def test_rounds_are_read_together(monkeypatch) -> None:
     monkeypatch.setattr("atoll.engines.replay.MOMENT", 1e9)
     reads = []

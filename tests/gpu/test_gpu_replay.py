@@ -28,7 +28,7 @@ pytestmark = [
 
 SHORTER = {
     "adafgl": {"federated_rounds": 4},
-    "fedsage+": {"generator_epochs": 2, "exchanges": 2, "wide": 8},
+    "fedsage+": {"generator_epochs": 2, "exchanges": 6, "wide": 8},
 }
 MAKES_MUCH_OF_ROUNDING = ("adafgl", "fedtad")
 """Their models start from the same numbers but for rounding, and Adam makes much of little: a node

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -45,6 +46,7 @@ MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
+OFTEN = 2  # times that a step runs in an eager round before it is recorded there
 FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
 T = TypeVar("T")
@@ -125,6 +127,7 @@ class Replay(Generic[Outcome]):
         self.tries = 0
         self.doubting = False  # whether rounds have doubts
         self.doubted = -1  # the round that must be played eagerly, because of one
+        self.steps = False  # whether steps are recorded, because no round can be
         self.how = ""  # a sentence for the log
         self.refused = ""  # why several runs cannot be one program
         self.pool = new_pool(self.root.is_cuda)
@@ -185,6 +188,17 @@ class Replay(Generic[Outcome]):
                 if not rounds:
                     break
         return rounds
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Around an eager round of a run by itself: what it repeats often is recorded in it."""
+        if not self.steps:
+            self.engines[0].record_steps(OFTEN)
+        try:
+            yield
+        finally:
+            if not self.steps:
+                self.engines[0].record_steps(None)
 
     def trees(self, played: Round[Outcome], place: int = 0) -> tuple[Tree, list[Tree]]:
         """One run's server and its clients' private states after a round."""
@@ -360,7 +374,7 @@ class Replay(Generic[Outcome]):
         """Settle, and free recordings of rounds and of steps."""
         self.let_go()
         for engine in self.engines:
-            engine.record_steps(False)
+            engine.record_steps(None)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
         """The result of some work; any error in it is a reason not to record."""
@@ -382,7 +396,8 @@ class Replay(Generic[Outcome]):
         elif self.takes:
             log.info("rounds of one kind are not recorded: %s", reason)
         else:
-            self.engines[0].record_steps(True)
+            self.steps = True
+            self.engines[0].record_steps(1)
             self._log(
                 f"no round is recorded as a whole, because {reason}; the clients' steps are, and "
                 "the server runs between them"
