@@ -16,7 +16,7 @@ from atoll.core.minibatch import minibatches
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, inside_transform, leaves, with_leaves
-from atoll.core.vmap.stacks import Batches, current_batch, current_batches
+from atoll.core.vmap.stacks import Batch, Batches, current_batch, current_batches
 
 Loss = Callable[[Tree, Graph, Tensor], Tensor]
 """(params, graph, key) -> scalar, where the graph is the client's or a mini-batch of it."""
@@ -113,9 +113,9 @@ def _descend(
 
 def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
-    batches = current_batches()
-    if batches is not None:
-        return _gradient_of_batches(batches, loss, params, key)
+    batch = current_batch() or current_batches()  # the first costs less
+    if batch is not None:
+        return _gradient_of_batch(batch, loss, params, key)
     if inside_transform():
         return torch.func.grad(loss)(params, key)
     # Outside of `vmap` plain autograd gives the same numbers without the transforms' overhead,
@@ -127,7 +127,7 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     return with_leaves(params, found)
 
 
-def _gradient_of_batches(batch: Batches, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
+def _gradient_of_batch(batch: Batch | Batches, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """Every client's gradient, in every run, by plain autograd on the stacks behind `vmap`."""
     # No client's loss depends on another client's parameters, so the gradient of all losses
     # contains each client's. `torch.func.grad` would wrap every operation in one more interpreter,

@@ -114,11 +114,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """All `vmap`s under way, the outermost first, if there is no other transform."""
+    """All `vmap`s under way, the outermost first, if there is no other transform: as a `Batch`."""
 
     layers: Sequence[Batch]
 
-    def lower(self, leaf: Tensor) -> tuple[Tensor, list[int]]:
+    def lower(self, leaf: Tensor) -> tuple[Tensor, Any]:
         """What stands behind a tensor, and the axis of each `vmap`; one for all is repeated."""
         axes = []
         with ExitStack() as paused:
@@ -128,7 +128,7 @@ class Batches:
                 paused.enter_context(batch.paused())
         return leaf, axes
 
-    def lift(self, stacked: Tensor, axes: list[int]) -> Tensor:
+    def lift(self, stacked: Tensor, axes: Any) -> Tensor:
         """The opposite of `lower`."""
         for batch, axis in zip(self.layers, reversed(axes), strict=True):
             stacked = batch.lift(stacked, axis)
@@ -153,9 +153,11 @@ def current_batches() -> Batches | None:
 
 
 def current_batch() -> Batch | None:
-    """The `vmap` under way, if it is the only transform."""
-    found = current_batches()
-    return found.layers[0] if found is not None and len(found.layers) == 1 else None
+    """The `vmap` under way; None if there is none, or some other transform besides."""
+    layers = _functorch.get_interpreter_stack()
+    if layers is None or len(layers) != 1 or layers[0].key() != _functorch.TransformType.Vmap:
+        return None
+    return Batch(layers[0].level(), _functorch.CVmapInterpreterPtr(layers[0]).batchSize())
 
 
 def known(numbers: Tensor) -> list[list[float]] | None:
