@@ -59,6 +59,23 @@ def test_replays_are_exact(name: str, fraction: float) -> None:
     assert whole == ((name, fraction) not in NOT_WHOLE)
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "gradient-norms"])
+def test_rounds_in_which_a_cluster_splits_are_played_anew(similarity: str) -> None:
+    federation = small_federation((9, 13, 17, 22, 12))
+    net = NETS["gcn"](federation.features, federation.classes)
+    rules = {"eps1": 1e9, "eps2": 0.0, "min_round": 3, "min_size": 1, "seq_length": 3}
+    made = METHODS["gcfl"](net, similarity=similarity, **rules)
+    eager, replayed = (
+        Experiment(made, federation, rounds=14, seed=3, device="cuda", replay=replay).run()
+        for replay in (False, True)
+    )
+    assert int(eager.server.cluster.max()) == 4
+    assert replayed.replay is not None
+    assert replayed.replay.how == "rounds are recorded and replayed"
+    for one, other in zip(leaves(eager.server), leaves(replayed.server), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", ["fedtad", "fedath", "fediih", "fedsage"])
 def test_a_run_repeats_itself(name: str) -> None:
     federation, method = small_federation(), METHODS[name]
