@@ -12,7 +12,7 @@ from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves
 from atoll.methods.fedath import FedATH, hsic, negative_entropy
 from atoll.nn import GCN, SGC
-from atoll.nn.nets import weighted_gcn
+from atoll.nn.edges import weighted_gcn
 from atoll.testing import check_method, double_precision, small_federation
 
 HC = [[1, 0, 2], [0, 1, -1], [2, 1, 0], [-1, 0.5, 1]]

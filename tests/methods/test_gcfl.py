@@ -91,10 +91,11 @@ def test_cosines_and_their_cut() -> None:
 
 def test_the_criterion() -> None:
     products, weight = gram({"w": updates()}), torch.tensor(SIZES, dtype=torch.float64)
-    plain, largest = update_norms(products, weight, "plain")
-    assert (plain, largest) == pytest.approx((0.020322, 0.100623), abs=1e-6)
-    weighted, _ = update_norms(products, weight, "weighted")
-    assert weighted == pytest.approx(0.008333, abs=1e-6)
+    everyone = torch.ones(1, 5, dtype=torch.bool)
+    plain, largest = update_norms(products, everyone, weight, "plain")
+    assert (float(plain), float(largest)) == pytest.approx((0.020322, 0.100623), abs=1e-6)
+    weighted, _ = update_norms(products, everyone, weight, "weighted")
+    assert float(weighted) == pytest.approx(0.008333, abs=1e-6)
 
 
 @dataclass
@@ -116,7 +117,11 @@ class Everyone:
 def test_who_splits(eps1: float, mean: Any, split: bool) -> None:
     method = GCFL(NODE_NET, eps1=eps1, eps2=0.09, mean=mean)
     weight = torch.tensor(SIZES, dtype=torch.float64)
-    made = method._split(server(), gram({"w": updates()}), weight, Everyone())  # type: ignore[arg-type]
+    start, products, everyone = server(), gram({"w": updates()}), Everyone()
+    start = replace(start, played=torch.tensor(99))
+    found = method._criterion(start, products, weight, everyone.positions)
+    assert found.met.tolist() == [split, False, False, False, False]
+    made = method._split(start, products, found, everyone)  # type: ignore[arg-type]
     assert clusters(made) == ([[0, 1, 4], [2, 3]] if split else [[0, 1, 2, 3, 4]])
     if split:
         (line,) = cluster_tree(made)

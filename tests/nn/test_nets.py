@@ -23,8 +23,8 @@ from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.engines.stacking import make_buckets, outline, stack_graphs
 from atoll.methods.fedath import FedATH
 from atoll.nn import GCN, nets_for
-from atoll.nn.nets import EdgeGNN, weighted_gcn
-from atoll.nn.views import loop_adjacency, sparse_features
+from atoll.nn.nets import EdgeGNN
+from atoll.nn.views import sparse_features
 from atoll.testing import small_federation
 
 NODE_NETS = nets_for(NODES.name)
@@ -330,25 +330,6 @@ def test_a_network_without_hidden_layer_has_no_embedding():
     for net in (make_net("sgc"), make_net("gcn", layers=1)):
         with pytest.raises(ConfigError, match="no hidden layer"):
             embedder(net)
-
-
-def test_weighted_propagation():
-    source = torch.tensor([0, 1, 1, 2, 2, 3])
-    target = torch.tensor([1, 0, 2, 1, 3, 2])
-    weight = {(0, 1): 0.9, (1, 0): 0.8, (1, 2): 0.5, (2, 1): 0.4, (2, 3): 0.2, (3, 2): 0.6}
-    graph = make_graph(
-        torch.eye(4), torch.stack([source, target]), torch.zeros(4, dtype=torch.long)
-    )
-    loops = loop_adjacency(graph)
-    pairs = zip(loops.columns.tolist(), loops.rows.tolist(), strict=True)
-    values = torch.tensor([weight.get(pair, 0.123) for pair in pairs])  # a loop's is not used
-    propagate = weighted_gcn(loops, values)
-    x = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    expected = torch.tensor([[1.341913], [1.857910], [3.395445], [3.711298]])
-    assert torch.allclose(propagate(x), expected, atol=1e-6)
-    dense = propagate(torch.eye(4))
-    assert dense[0, 1].item() == pytest.approx(0.393179, abs=1e-6)
-    assert dense[1, 0].item() == pytest.approx(0.442326, abs=1e-6)
 
 
 def prepared(method, size=13):

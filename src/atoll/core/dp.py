@@ -133,9 +133,9 @@ class _OneUpdate:
     def __init__(self, clients: Clients, method: Noised) -> None:
         self.clients, self.method = clients, method
 
-    positions, total, replies, round, key, require_finite = (
+    positions, total, replies, round, key, require_finite, happens = (
         property(attrgetter(f"clients.{name}"))
-        for name in ("positions", "total", "replies", "round", "key", "require_finite")
+        for name in ("positions", "total", "replies", "round", "key", "require_finite", "happens")
     )
 
     def __len__(self) -> int:

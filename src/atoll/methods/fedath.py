@@ -40,7 +40,8 @@ from atoll.core.random import fold
 from atoll.core.space import USUAL, Real, paper_grid, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
-from atoll.nn.nets import GCN, EdgeGNN, EdgeMLP, weighted_gcn
+from atoll.nn.edges import weighted_gcn
+from atoll.nn.nets import GCN, EdgeGNN, EdgeMLP
 
 SHARED = {
     "cg": ("causal",),

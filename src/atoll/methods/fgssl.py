@@ -47,7 +47,8 @@ from atoll.core.space import USUAL, Real
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree
 from atoll.nn import views
-from atoll.nn.nets import GCN, edge_mask, weighted_gcn
+from atoll.nn.edges import weighted_gcn
+from atoll.nn.nets import GCN, edge_mask
 from atoll.nn.ops import at_columns, at_rows, edge_softmax, row_sum
 
 PAIRS = 1 << 21
