@@ -30,6 +30,7 @@ from atoll.core.random import dropout, fold
 from atoll.core.task import GRAPHS
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
+from atoll.nn.dense import dense_layer, evened
 from atoll.nn.init import apply_linear, linear
 from atoll.nn.ops import at_columns, by_row, matmul, row_max, tall_matmul
 
@@ -131,14 +132,21 @@ def _perceptron(layer: Tree, h: Tensor) -> Tensor:
     h, outer = torch.relu_(h + layer["inner"]["bias"]), layer["outer"]
     if h.is_cuda:
         return torch.relu_(tall_matmul(h, outer["weight"]) + outer["bias"])
-    return torch.relu_(torch.addmm(outer["bias"], h, outer["weight"]))
+    return dense_layer(h, outer["weight"], outer["bias"], relu=True)
 
 
 def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
     """Dropout of the first convolution's output h, then the others, each with its dropout."""
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
-        h = _perceptron(layer, matmul(graph.views["sum"], tall_matmul(h, layer["inner"]["weight"])))
+        if h.is_cuda:
+            sums = matmul(graph.views["sum"], tall_matmul(h, layer["inner"]["weight"]))
+            h = _perceptron(layer, sums)
+        else:  # sums first: then products, biases and rectifiers are one kernel each
+            sums = evened(matmul(graph.views["sum"], h))
+            for part in (layer["inner"], layer["outer"]):
+                sums = dense_layer(sums, part["weight"], part["bias"], relu=True)
+            h = sums[: len(h)]
         h = dropout(h, key, graph.ids, rate, "dropout", number)
     return h
 
