@@ -41,7 +41,7 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None and not on_its_own:
         return matmul(matrix, dense) + bias
     if isinstance(matrix, Tensor):
-        if dense.shape[-1] < NARROW and not dense.is_cuda:
+        if matrix.dim() == 2 and dense.shape[-1] < NARROW and not dense.is_cuda:
             return _call(_Narrow, matrix, dense)
         return times(matrix, dense)
     if isinstance(matrix, Distinct):
