@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.nn import dense
+from atoll.nn import dense, gin
 
 Made = Callable[[Tensor, Tensor], Tensor]
 
@@ -100,3 +100,16 @@ def test_rows_are_evened_with_zeros_where_shapes_may_change_often() -> None:
     assert not even[600:].any()
     assert dense.evened(even) is even
     assert dense.evened(h[:100]).data_ptr() == h.data_ptr()
+
+
+def test_layers_of_a_mini_batch_have_even_shapes(counted: list[tuple[int, ...]]) -> None:
+    made = {"weight": matrix(64, 64, number=1), "bias": matrix(64, number=2)}
+    h = matrix(600, 64).requires_grad_()
+    out = gin._rectified(h, made, made)
+    plain = h
+    for _ in range(2):
+        plain = torch.relu(plain @ made["weight"] + made["bias"])
+    assert_close([out], [plain])
+    (by_h,) = torch.autograd.grad(out.sum(), h)
+    assert_close([by_h], [*torch.autograd.grad(plain.sum(), h)])
+    assert counted == [(640, 64)] * 4

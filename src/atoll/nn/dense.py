@@ -50,8 +50,7 @@ def evened(h: Tensor) -> Tensor:
 
 def raw_product(a: Tensor, b: Tensor) -> Tensor:
     """`times` of two matrices without a derivative."""
-    linear = _onednn() if _is_large(a, b) else None
-    return a @ b if linear is None else linear(a, b.mT, None, "none", [], "")
+    return _Layer.forward(a, b, None, relu=False) if _is_large(a, b) else a @ b
 
 
 def _is_large(a: Tensor, b: Tensor) -> bool:
@@ -73,6 +72,9 @@ class _Layer(Function):
     def forward(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         linear = _onednn()
         assert linear is not None
+        if bias is None and not relu and b.numel() < a.numel() and not a.is_contiguous():
+            # The left side is copied to be contiguous: from the other side it is the smaller one.
+            return linear(b.mT, a, None, "none", [], "").mT
         return linear(a, b.mT, bias, "relu" if relu else "none", [], "")
 
     @staticmethod
