@@ -20,6 +20,7 @@ from torch.nn import functional
 from atoll.core.random import dropout
 from atoll.core.tree import record, static
 from atoll.core.vmap.stacks import Context, Gradients, Stacked, call, current_batch, known
+from atoll.nn.dense import raw_product
 
 Counts = tuple[tuple[int, ...], ...]
 Sizes = tuple[int, ...]
@@ -37,6 +38,7 @@ class Places:
     sizes: Sizes = static(())  # descending: n, and less; together R; no zeros
     counts: Counts = static(())  # how many of them each client uses, the first ones
     shape: tuple[int, int] = static((0, 0))  # N and p
+    lasting: bool = static(False)  # whether many steps use these places
 
     def at(self, rows: Tensor) -> Tensor:
         """The row of each place's node: (N, ...) -> (R, ...)."""
@@ -84,7 +86,7 @@ class Places:
 
     def node_product(self, rows: Tensor, weight: Tensor) -> Tensor:
         """(n, C) by (C, O): (n, O), zero at nodes that use no slot."""
-        first = _Layout(tuple(count[:1] for count in self.counts), self.sizes[:1], 1)
+        first = _Layout(tuple(count[:1] for count in self.counts), self.sizes[:1], 1, self.lasting)
         return _at_each(_Product, first, rows, weight)
 
     def tanh_layer(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Places:
 
     @property
     def _layout(self) -> _Layout:
-        return _Layout(self.counts, self.sizes, self.shape[1])
+        return _Layout(self.counts, self.sizes, self.shape[1], self.lasting)
 
     def _chosen(self, own: Tensor) -> Tensor:
         return torch.cat([own[:size, k : k + 1] for k, size in enumerate(self.sizes)])
@@ -109,7 +111,7 @@ def used_places(used: Tensor) -> Places | None:
     sizes = [size for size in sizes if size] or [1]
     counts = tuple(tuple(int(count) for count in client[: len(sizes)]) for client in found)
     nodes = torch.argsort(used.sum(1), descending=True, stable=True)[: sizes[0]]
-    return Places(nodes, tuple(sizes), counts, (used.shape[0], used.shape[1]))
+    return Places(nodes, tuple(sizes), counts, (used.shape[0], used.shape[1]), False)
 
 
 class _Layout(NamedTuple):
@@ -118,6 +120,11 @@ class _Layout(NamedTuple):
     counts: Counts
     sizes: Sizes
     slots: int
+    lasting: bool
+
+    def times(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of two matrices; only lasting shapes are worth kernels of their own."""
+        return raw_product(a, b) if self.lasting else a @ b
 
     def pieces(self) -> Iterator[tuple[int, int, slice]]:
         """For each client and slot the rows that are used, if any."""
@@ -152,7 +159,7 @@ class _Product(Stacked):
     def forward(layout: _Layout, rows: Tensor, weight: Tensor) -> Tensor:
         out = rows.new_zeros(*rows.shape[:2], weight.shape[-1])
         for i, _, piece in layout.pieces():
-            torch.mm(rows[i, piece], weight[i], out=out[i, piece])
+            out[i, piece] = layout.times(rows[i, piece], weight[i])
         return out
 
     @staticmethod
@@ -169,7 +176,7 @@ class _Product(Stacked):
         if ctx.needs_input_grad[2]:
             by_weight = weight.new_zeros(weight.shape)
             for i, _, piece in ctx.layout.pieces():
-                by_weight[i].addmm_(rows[i, piece].T, grad[i, piece])
+                by_weight[i] += ctx.layout.times(rows[i, piece].T, grad[i, piece])
         return None, by_rows, by_weight
 
 
