@@ -3,14 +3,15 @@
 A recipe's `search` has stages: grids that are tried one after the other, each around the choice of
 the last. Trials have two seeds that no table scores, and of their results only validation scores
 are read. Points of a grid train at once on a GPU, and data sets side by side. Call it again to
-continue. Finished searches are written into `recipes/tuned.toml`, which the recipes read.
+continue, also on another machine: `recipes/tuned.toml` has the choices of all finished stages.
+Recipes read a search only when all its stages are finished.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Tuning:
     dataset: str
     root: str | None
     settings: dict[str, Any] = field(default_factory=dict)
+    done: int = 0  # stages
+    earlier: tuple[int, float] = (0, 0.0)  # trials of an earlier call, and the best of their scores
     scores: dict[str, float] = field(default_factory=dict)  # by the trial's name
 
     @property
@@ -77,13 +80,20 @@ class Tuning:
                 assert outcome is not None
                 self.scores[run.name] = validation(outcome.summary)
             best = max(trials, key=lambda trial: self.scores[trial[1].name])
-            self.settings = best[0]
+            self.settings, self.done = best[0], stage + 1
         return outcomes.count(None)
 
     def entry(self) -> dict[str, Any]:
         """What the file says of it."""
-        best = round(100 * max(self.scores.values()), 2)
-        return {"set": self.settings, "validation": best, "trials": len(self.scores)}
+        trials, before = self.earlier
+        best = max([before, *(round(100 * score, 2) for score in self.scores.values())])
+        about = {"validation": best, "trials": trials + len(self.scores), "stages": self.done}
+        return {"set": self.settings, **about}
+
+    def resume(self, entry: Mapping[str, Any]) -> None:
+        """Continue after the stages that an entry of the file has."""
+        self.settings, self.done = entry["set"], entry["stages"]
+        self.earlier = entry["trials"], entry["validation"]
 
 
 def validation(summary: Any) -> float:
@@ -140,8 +150,13 @@ def tune_tables(
         one for one in searches(papers, data_root) if only in (None, f"{one.name}/{one.dataset}")
     ]
     chosen = tomllib.loads(to.read_text("utf-8")) if to.exists() else {}
+    for one in found:
+        if known := chosen.get(one.paper.name, {}).get(one.name, {}).get(one.dataset):
+            one.resume(known)
     for stage in range(max((len(one.stages) for one in found), default=0)):
-        active = [one for one in found if stage < len(one.stages)]
+        active = [one for one in found if one.done == stage < len(one.stages)]
+        if not active:
+            continue
         runs = {run.name: run for one in active for _, run in one.trials(stage)}
         left = end - time.time()
         problems = run_all(out, [*runs.values()], frozenset(), jobs, left, console, at_once=None)
@@ -151,10 +166,8 @@ def tune_tables(
         console.print(f"stage {stage + 1}: {len(runs)} trials, {lacking} left")
         if lacking:
             break
-        for one in (one for one in active if stage == len(one.stages) - 1):
-            chosen.setdefault(one.paper.name, {}).setdefault(one.name, {})[one.dataset] = (
-                one.entry()
-            )
+    for one in (one for one in found if one.done):
+        chosen.setdefault(one.paper.name, {}).setdefault(one.name, {})[one.dataset] = one.entry()
     write_atomically(to, (HEADER + tomli_w.dumps(chosen)).encode())
     for one in found:
         console.print(f"{one.paper.name} {one.name} {one.dataset}: {one.settings}", markup=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tomli_w
 from bench import tune_tables
 from bench.tune_tables import Tuning, searches, validation
 from click.testing import CliRunner
@@ -56,7 +58,18 @@ def test_a_search_goes_through_its_stages_and_is_resumed(tmp_path: Path, monkeyp
     tried = tomllib.loads(best.with_name("config.toml").read_text())
     assert found["set"] == {key: tried["set"][key] for key in ("mu", "lr", "hidden")}
     assert (tried["seed"], tried["seeds"]) == (1000, 2)  # no table scores these seeds
-    assert "trials, 0 left" in call(tmp_path, monkeypatch, "--minutes", "0")
+    assert "left" not in call(tmp_path, monkeypatch, "--minutes", "0")  # nothing is to be done
+
+
+def test_a_search_continues_from_the_file_alone(tmp_path: Path, monkeypatch) -> None:
+    call(tmp_path, monkeypatch)
+    whole = tomllib.loads((tmp_path / "tuned.toml").read_text())["paper"]["P"]["Lagoon"]
+    part = whole | {"stages": 1, "set": {key: whole["set"][key] for key in ("mu", "lr")}}
+    (tmp_path / "tuned.toml").write_text(tomli_w.dumps({"paper": {"P": {"Lagoon": part}}}))
+    shutil.rmtree(tmp_path / "t")
+    assert "stage 1" not in call(tmp_path, monkeypatch)
+    again = tomllib.loads((tmp_path / "tuned.toml").read_text())["paper"]["P"]["Lagoon"]
+    assert (again["set"], again["stages"]) == (whole["set"], 2)
 
 
 def test_the_choice_reads_nothing_but_validation_scores(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ def test_a_search_has_at_most_forty_trials_and_its_choice_enters_the_runs(monkey
         named = {method.tuned for method in recipe.methods.values()} - {""}
         assert named == set(recipe.search)
     paper, cell = read_paper("fedtad"), ("Cora", "louvain-nonoverlap")
-    tuned = {"fedtad": {"FedTAD": {"Cora": {"set": {"lam_sem": 0.1, "hidden": 128}}}}}
+    entry = {"set": {"lam_sem": 0.1, "hidden": 128}, "stages": 6}
+    tuned = {"fedtad": {"FedTAD": {"Cora": entry, "CS": entry | {"stages": 5}}}}
     monkeypatch.setattr("atoll.studies.reproduce.recipes._tuned", lambda: tuned)
     assert paper.config(*cell, "FedTAD", clients=5).set == {"lam_sem": 0.1, "hidden": 128}
     assert paper.config(*cell, "FedTAD", clients=5, tuned=False).set == {}

@@ -223,8 +223,10 @@ class Paper:
 
     def choice(self, dataset: str, method: str) -> Options:
         """The tuned hyper-parameters of a method for a data set; none where no search has ended."""
-        found = _tuned().get(self.name, {}).get(self._method(method).tuned, {}).get(dataset, {})
-        return {"set": found["set"]} if found else {}
+        search = self._method(method).tuned
+        found = _tuned().get(self.name, {}).get(search, {}).get(dataset, {})
+        ended = found and found["stages"] == len(self.recipe.search[search].stages)
+        return {"set": found["set"]} if ended else {}
 
     def note(self, dataset: str, method: str) -> str:
         """The departures of a method here."""
