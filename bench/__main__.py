@@ -30,6 +30,7 @@ from bench.rounds_gpu import rounds_gpu
 from bench.soak import sites, soak
 from bench.tables import tables
 from bench.tables_page import tables_page
+from bench.tune_tables import tune_tables
 
 
 @click.group()
@@ -321,6 +322,7 @@ main.add_command(sites)
 main.add_command(soak)
 main.add_command(tables)
 main.add_command(tables_page)
+main.add_command(tune_tables)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ def measure(method: str, data: str, seeds: int, listing: Path | None) -> dict[st
     given: dict[str, Any] = {"rounds": ROUNDS, "seeds": seeds, "device": "cuda"}
     if data == "cora":
         given |= {"clients": 10, "partition": "louvain", "epochs": 3}
+    elif data == "proteins":
+        given["protocol"] = "gcfl"
     if preset:
         given["set"] = {"preset": preset}
     Sweep.advance = advance  # type: ignore[method-assign]

@@ -4,13 +4,15 @@ Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the sa
 only config.toml and result.json are kept, so that a folder with all of them is small; runs.jsonl
 has a line for each that ended, with its seconds. What is finished is never run again: call it again
 to go on, or with `--jobs 0` to write the table alone. Nor is what the table given has already, so
-that the folder need not travel to another machine; another table begins anew.
+that the folder need not travel to another machine; another table begins anew. The column `recipe`
+is a hash of the configurations behind a number: after a change, only its numbers are run again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import shutil
@@ -26,7 +28,7 @@ from rich.console import Console
 
 COLUMNS = (
     "paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "printed_std",
-    "protocol", "ours", "std", "seeds", "device",
+    "protocol", "ours", "std", "seeds", "device", "recipe",
 )  # fmt: skip
 KEY = ("paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "protocol")
 """The columns that a line is known by."""
@@ -132,13 +134,6 @@ def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> 
     }  # fmt: skip
 
 
-def compared(rows: Sequence[Any]) -> Iterator[Any]:
-    """The cells whose clients are compared with a baseline's."""
-    from atoll.studies.reproduce.table import needed
-
-    yield from (cell for row in rows if row.baseline is not None for cell in needed(row))
-
-
 def share_of(cells: Sequence[Any], every: int) -> list[Any]:
     """All cells of every Nth federation, so that they share its clients as in the whole plan."""
     from atoll.experiment.problem import group_of
@@ -155,8 +150,12 @@ def run_all(
     jobs: str,
     seconds: float,
     console: Console,
+    at_once: bool | None = False,
 ) -> list[str]:
-    """Run what can be run in that time, the dearest first; what went wrong."""
+    """Run what can be run in that time, the dearest first; what went wrong.
+
+    With `at_once` None, neighbours that differ in numbers only are one program on a GPU.
+    """
     from atoll.experiment.run import Stopped
     from atoll.studies.study import run_study
 
@@ -165,10 +164,11 @@ def run_all(
     with (folder / "runs.jsonl").open("a", encoding="utf-8") as lines:
         runs = Runs(whole, time.time() + seconds, console, lines)
         with contextlib.suppress(Stopped):  # a later call continues at the last checkpoints
+            few = [replace(one, light=at_once is False and one.name not in whole) for one in cells]
+            about = {"kind": "bench tables"}
             run_study(
-                folder, [replace(cell, light=cell.name not in whole) for cell in cells],
-                about={"kind": "bench tables"}, observer=runs, at_once=False, adds=True, jobs=jobs,
-            )  # fmt: skip
+                folder, few, about=about, observer=runs, at_once=at_once, adds=True, jobs=jobs
+            )
     return runs.problems
 
 
@@ -183,17 +183,39 @@ def read_table(path: Path | None) -> dict[Key, list[str]]:
         return {tuple(line[name] for name in KEY): list(line.values()) for line in lines}
 
 
-def keys_of(paper: Any, number: str, row: Any) -> list[Key]:
-    """What the lines of a printed number are known by, one a protocol."""
+def key_of(paper: Any, number: str, row: Any, rules: str) -> Key:
+    """What a line is known by."""
     one = row.printed
     about = one.dataset, one.setting, one.clients, one.method, one.metric, one.value
-    return [tuple(map(str, (paper.name, number, *about, rules))) for rules in row.runs]
+    return tuple(map(str, (paper.name, number, *about, rules)))
 
 
-def is_known(known: Mapping[Key, list[str]], keys: Sequence[Key], seeds: int) -> bool:
-    """Whether a table has all these lines, with so many seeds."""
-    at = COLUMNS.index("seeds")
-    return all(key in known and int(known[key][at]) >= seeds for key in keys)
+def cells_of(row: Any, rules: str) -> list[Any]:
+    """The runs behind a line, with the one that clients gain over."""
+    return [run for run in (*row.runs[rules], row.baseline) if run is not None]
+
+
+def recipe_of(row: Any, rules: str) -> str:
+    """A hash of every configuration behind a line; a run's name tells its own from all others."""
+    names = " ".join(run.name for run in cells_of(row, rules))
+    return hashlib.sha256(names.encode()).hexdigest()[:8]
+
+
+def unknown_lines(
+    found: Sequence[Any], known: Mapping[Key, list[str]], seeds: int
+) -> list[tuple[Any, str]]:
+    """(row, protocol) of each line that a table lacks, has of fewer seeds, or by another recipe."""
+    at, recipe = COLUMNS.index("seeds"), COLUMNS.index("recipe")
+
+    def is_known(row: Any, rules: str, line: list[str] | None) -> bool:
+        return line is not None and int(line[at]) >= seeds and line[recipe] == recipe_of(row, rules)
+
+    return [
+        (row, rules)
+        for paper, number, row in found
+        for rules in row.runs
+        if not is_known(row, rules, known.get(key_of(paper, number, row, rules)))
+    ]
 
 
 def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) -> list[list[Any]]:
@@ -207,20 +229,20 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
     gains = Gains()
     lines: dict[Key, list[Any]] = {}
     for paper, number, row in found:
-        keys = keys_of(paper, number, row)
         outcomes = {cell.name: read_outcome(folder, cell) for cell in needed(row)}
-        if None in outcomes.values():
-            lines |= {key: known[key] for key in keys if key in known}
-            continue
-        one, ours = row.printed, filled(row, outcomes, gains).ours
-        for key, (rules, cells) in zip(keys, row.runs.items(), strict=True):
-            devices = {outcomes[cell.name].summary["device"] for cell in cells}
+        done = {name: outcome for name, outcome in outcomes.items() if outcome is not None}
+        one, ours = row.printed, filled(row, done, gains).ours
+        for rules, cells in row.runs.items():
+            key = key_of(paper, number, row, rules)
+            if rules not in ours:
+                lines |= {key: known[key]} if key in known else {}
+                continue
+            devices = {done[cell.name].summary["device"] for cell in cells}
             mean, std = ours[rules].mean, ours[rules].std
             lines[key] = [
                 paper.name, number, one.dataset, one.setting, one.clients, one.method, one.metric,
                 one.value, one.std, rules, round(mean, 2), None if std is None else round(std, 2),
-                ours[rules].seeds,
-                "+".join(sorted(devices)),
+                ours[rules].seeds, "+".join(sorted(devices)), recipe_of(row, rules),
             ]  # fmt: skip
     return list((lines | {key: line for key, line in known.items() if key not in lines}).values())
 
@@ -239,6 +261,7 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
     type=click.IntRange(min=1),
     help="Only the runs of every Nth federation of the plan, for a look at the time.",
 )
+@click.option("--own", is_flag=True, help="Only the papers' own protocols, without strict.")
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
               help="Folder of the runs; a second call goes on there.")  # fmt: skip
@@ -250,27 +273,37 @@ def tables(
     seeds: int,
     jobs: str,
     every: int,
+    own: bool,
     minutes: float,
     out: Path,
     to: Path | None,
 ) -> None:
     """The papers' tables under their own protocols and under `strict`."""
+    from atoll.core.errors import AtollError
     from atoll.core.files import write_atomically
-    from atoll.studies.reproduce.table import needed, unique
+    from atoll.studies.parallel import check_jobs
+    from atoll.studies.reproduce.table import unique
     from atoll.studies.study_run import read_outcome
 
     console = Console(stderr=True, highlight=False)
-    found = list(planned(papers.split(","), data_root, seeds))
+    try:
+        check_jobs(1 if jobs == "0" else jobs)
+        found = list(planned(papers.split(","), data_root, seeds))
+    except AtollError as error:
+        raise click.ClickException(str(error)) from error
     known = read_table(to)
-    unknown = [row for *at, row in found if not is_known(known, keys_of(*at, row), seeds)]
-    cells = share_of(unique(cell for row in unknown for cell in needed(row)), every)
+    lacking = unknown_lines(found, known, seeds)
+    lacking = [(row, rules) for row, rules in lacking if not own or rules != "strict"]
+    cells = share_of(unique(cell for line in lacking for cell in cells_of(*line)), every)
     left = [cell for cell in cells if read_outcome(out, cell) is None]
+    count = sum(len(row.runs) for *_, row in found)
     console.print(
-        f"{len(found)} printed numbers, {len(found) - len(unknown)} of them known; "
+        f"{len(found)} printed numbers, {count} lines, {count - len(lacking)} of them known; "
         f"{len(cells)} runs, {len(left)} to do"
     )
     began = time.time()
-    whole = frozenset(cell.name for cell in compared(unknown))
+    gains = [line for line in lacking if line[0].baseline is not None]  # clients are compared
+    whole = frozenset(cell.name for line in gains for cell in cells_of(*line))
     problems = run_all(out, left, whole, jobs, 60 * minutes, console) if jobs != "0" else []
     lines = table(found, out, known)
     if to is not None:

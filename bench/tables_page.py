@@ -13,10 +13,11 @@ import click
 
 from atoll.studies.reproduce.printed import METRIC_WORDS, value_text
 from atoll.studies.reproduce.recipes import read_paper
-from atoll.studies.reproduce.table import GAINS, tolerance, verdict
+from atoll.studies.reproduce.table import GAINS, compatible, tolerance, verdict
 from bench.tables import KEY
 
 MARKS = "<!-- tables: made by bench -->", "<!-- end of tables -->"
+CHANGES = "<!-- changes: made by bench -->", "<!-- end of changes -->"
 
 Line = Mapping[str, str]
 Cell = dict[str, Line]
@@ -27,21 +28,72 @@ Cell = dict[str, Line]
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("page", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture, too.")
-def tables_page(table: Path, page: Path, plot: Path | None) -> None:
+@click.option("--before", type=click.Path(dir_okay=False, path_type=Path),
+              help="An earlier table: what each change of a recipe moved, too.")  # fmt: skip
+def tables_page(table: Path, page: Path, plot: Path | None, before: Path | None) -> None:
     """Write the numbers of TABLE, a CSV file, between the marks of PAGE."""
-    with table.open(newline="", encoding="utf-8") as file:
-        cells = by_number(csv.DictReader(file))
-    text = page.read_text(encoding="utf-8")
-    begin, end = MARKS
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise click.ClickException(f"{page} needs the lines '{begin}' and '{end}', once each")
-    before, after = text.split(begin)[0], text.split(end)[1]
+    cells = read_cells(table)
     made = "\n".join([*summary(cells), "", *sections(cells)])
-    page.write_text(f"{before}{begin}\n\n{made}\n{end}{after}", encoding="utf-8")
+    text = between(page, page.read_text(encoding="utf-8"), MARKS, made)
+    if before is not None:
+        moved = "\n".join(changes(read_cells(before), cells)) + "\n"
+        text = between(page, text, CHANGES, moved)
+    page.write_text(text, encoding="utf-8")
     if plot is not None:
         draw(cells, plot)
     near = sum(comes_out(cell) for cell in cells)
-    click.echo(f"{len(cells)} printed numbers, {near} come out")
+    agree = sum(is_compatible(cell) is True for cell in cells)
+    either = sum(comes_out(cell) or is_compatible(cell) is True for cell in cells)
+    click.echo(
+        f"{len(cells)} printed numbers, {near} come out, {agree} are compatible by both spreads, "
+        f"{either} are one or the other"
+    )
+
+
+def between(page: Path, text: str, marks: tuple[str, str], made: str) -> str:
+    """The text of a page with new lines between two marks."""
+    begin, end = marks
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise click.ClickException(f"{page} needs the lines '{begin}' and '{end}', once each")
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    return f"{before}{begin}\n\n{made}\n{end}{after}"
+
+
+def read_cells(table: Path) -> list[Cell]:
+    """The printed numbers of a CSV file, each with its lines."""
+    if not table.exists():
+        raise click.ClickException(f"there is no table {table}; give the file of an earlier run")
+    with table.open(newline="", encoding="utf-8") as file:
+        return by_number(csv.DictReader(file))
+
+
+def changes(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
+    """For each change of a recipe: its source, and how many of its numbers came out and do now."""
+    earlier = {_number_key(cell): cell for cell in before}
+    yield "| paper | change | source | numbers | came out | come out | moved in | moved out |"
+    yield "|---" * 8 + "|"
+    for paper, title in PAPERS.items():
+        own = [cell for cell in now if paper_line(cell)["paper"] == paper]
+        every = [("all of them", "", own)] if own else []
+        for one in _recipe(paper).recipe.changes:
+            touched = [
+                cell
+                for cell in own
+                if not one.methods or paper_line(cell)["method"] in one.methods
+                if not one.tables or paper_line(cell)["table"] in one.tables
+            ]
+            every.append((one.what, one.source, touched))
+        for what, source, touched in every:
+            pairs = [(earlier[_number_key(c)], c) for c in touched if _number_key(c) in earlier]
+            judged = [(comes_out(old), comes_out(new)) for old, new in pairs]
+            counts = [len(judged), sum(old for old, _ in judged), sum(new for _, new in judged)]
+            counts += [sum(new and not old for old, new in judged)]
+            counts += [sum(old and not new for old, new in judged)]
+            yield f"| {title} | {what} | {source} | " + " | ".join(map(str, counts)) + " |"
+
+
+def _number_key(cell: Cell) -> tuple[str, ...]:
+    return tuple(paper_line(cell)[name] for name in KEY[:-1])
 
 
 def by_number(lines: Iterable[Line]) -> list[Cell]:
@@ -61,12 +113,24 @@ def comes_out(cell: Cell) -> bool:
     return verdict(_ours(cell) - _printed(cell), limit) == "reproduced"
 
 
+def is_compatible(cell: Cell) -> bool | None:
+    """Whether print and ours agree by both spreads; runs of all draws of the data count alike."""
+    line = paper_line(cell)
+    draws = [one for rules, one in cell.items() if rules.partition(":")[2].isdigit()]
+    ours = [
+        (float(one["ours"]), float(one["std"]) if one["std"] else None, int(one["seeds"]))
+        for one in draws or [line]
+    ]
+    std = float(line["printed_std"]) if line["printed_std"] else None
+    return compatible(_recipe(line["paper"]), line["metric"], float(line["printed"]), std, ours)
+
+
 _recipe = cache(read_paper)
 
 
 def paper_line(cell: Cell) -> Line:
     """The line under the paper's own protocol."""
-    return min(cell.items(), key=lambda one: one[0] == "strict")[1]
+    return min(cell.items(), key=lambda one: (one[0] == "strict", ":" in one[0]))[1]
 
 
 def summary(cells: Sequence[Cell]) -> Iterator[str]:
@@ -95,6 +159,8 @@ def about_paper(cells: Sequence[Cell], name: str) -> dict[str, str]:
         "numbers of its method that come out": _near(own),
         "of its variants": _near(variants),
         "of the baselines": _near(others),
+        "all numbers that come out": _near(cells),
+        "all that are compatible by both spreads": _agree(cells),
         "its method: mean distance from the print (with the sign)": _away(own),
         "the baselines": _away(others),
         "its method is first in print; mean lead": _first([lead.printed for lead in ahead]),
@@ -106,6 +172,11 @@ def about_paper(cells: Sequence[Cell], name: str) -> dict[str, str]:
 
 def _near(cells: Sequence[Cell]) -> str:
     return f"{sum(map(comes_out, cells))} of {len(cells)}"
+
+
+def _agree(cells: Sequence[Cell]) -> str:
+    judged = [one for one in map(is_compatible, cells) if one is not None]
+    return f"{sum(judged)} of {len(judged)}"
 
 
 def _away(cells: Sequence[Cell]) -> str:
@@ -275,13 +346,22 @@ def grid(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def words(cell: Cell) -> str:
-    """The print → ours, bold if it comes out; then ours under `strict`."""
+    """The print → ours, bold if it comes out; ours under `strict`; last round or other draws.
+
+    A `~` stands where print and ours are compatible by both spreads.
+    """
     line = paper_line(cell)
     ours = _number(line)
     printed = value_text(float(line["printed"]), None, line["metric"])
     text = f"{printed} → " + (f"**{ours}**" if comes_out(cell) else ours)
+    text += " ~" if is_compatible(cell) else ""
     strict = cell.get("strict")
-    return text if strict is None or strict is line else f"{text}, {_number(strict)}"
+    text += "" if strict is None or strict is line else f", {_number(strict)}"
+    for rules, other in cell.items():
+        name = rules.partition(":")[2]
+        same = other["ours"] == line["ours"]  # the paper's own seed of the data
+        text += f"; {name}: {_number(other)}" if name and not same else ""
+    return text
 
 
 def _number(line: Line) -> str:

@@ -10,6 +10,8 @@ from click.testing import CliRunner
 import atoll
 from atoll.analyses.explain import explain
 from atoll.cli.app import main
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, parse_config, resolve
 from atoll.experiment.folder import open_run, read_run
 
 OLD = Path(__file__).parent / "old"
@@ -64,3 +66,17 @@ def test_a_stopped_run_continues_to_the_numbers_of_a_whole_one(tmp_path):
     assert done.exit_code == 0, done.output
     whole = json.loads((OLD / "stopped-run-whole.json").read_text())
     assert per_seed(json.loads(done.stdout)["metrics"]) == per_seed(whole)
+
+
+def test_absolute_rates_of_fedtad_keep_their_meaning():
+    """Earlier versions saved `distil_lr` and `generator_lr`, which shares have replaced."""
+    text = """
+        method = "fedtad"
+        [set]
+        lr = 0.001
+        distil_lr = 0.002
+        generator_lr = 0.003
+    """
+    config = resolve(make_config(**parse_config(text, "a saved run")))[0]
+    method = build_method(config)
+    assert (method.distil_optimizer.lr, method.generator_optimizer.lr) == (0.002, 0.003)

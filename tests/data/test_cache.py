@@ -153,6 +153,39 @@ def test_where_it_is(monkeypatch, tmp_path):
     assert Cache.of_environment() is None
 
 
+def test_clearing_deletes_entries_and_no_other_file(cache):
+    for number in range(3):
+        cache.write("text", key_of(number), write_text("hello"))
+    shelf = one = cache.entries()[0][2].parent
+    mine = [cache.folder / "notes.txt", shelf / "my-own-file", shelf / "a-b-c",
+            cache.folder / "zz" / "text-my-thesis", cache.folder / "deep" / "er" / "x"]  # fmt: skip
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    assert len(cache.entries()) == 3
+    Cache(cache.folder, limit=0)._make_room()
+    cache.clear()
+    assert not cache.entries()
+    assert all(path.read_text() == "mine" for path in mine)
+    assert {path for path in cache.folder.rglob("*") if path.is_file()} == set(mine)
+    assert one.exists()
+    for path in mine:
+        path.unlink()
+    cache.clear()
+    assert not one.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, AttributeError, IndexError])
+def test_an_entry_that_fails_its_reader_in_any_way_is_made_again(cache, error):
+    cache.write("text", key_of("a"), write_text("hello"))
+
+    def fails(path: Path) -> str:
+        raise error
+
+    assert cache.read("text", key_of("a"), fails) is None
+    assert not cache.entries()
+
+
 def test_no_file_for_sites_names_the_cache():
     files = (Path(__file__).parents[2] / "src" / "atoll" / "deploy").rglob("*.py")
     read = {path.name: path.read_text() for path in files}

@@ -39,11 +39,14 @@ def hospital(path: Path, number: int, schema: str = "", rows: int = 24) -> Path:
     return folder(path, "\n".join(["id,age,sex,label", *lines]), edges, schema)
 
 
-def two(room, path: Path, schema: str = "", policy: Policy | None = None) -> dict[str, Site]:
+def two(
+    room, path: Path, schema: str = "", policy: Policy | None = None, classes: tuple[str, ...] = ()
+) -> dict[str, Site]:
     room.names, rules = ("h0", "h1"), policy or Policy()
     sites = {}
     for number, name in enumerate(room.names):
-        data = read_site_data(hospital(path / name, number, schema), rare=rules.rare_categories)
+        given = {"rare": rules.rare_categories, "classes": classes}
+        data = read_site_data(hospital(path / name, number, schema), **given)
         sites[name] = Site(data, rules, path / f"{name}-site")
     return sites
 
@@ -117,7 +120,7 @@ def test_owners_may_refuse(make_room, tmp_path, policy, schema, options, sentenc
 
 def test_a_private_run_with_declared_columns(make_room, tmp_path) -> None:
     room = make_room(small_federation())
-    sites = two(room, tmp_path, DECLARED, Policy(statistics=False))
+    sites = two(room, tmp_path, DECLARED, Policy(statistics=False), ("u", "v", "w"))
     room.run(room.order("fedavg", rounds=1, set=SMALL, dp=DP), room.fleet(sites=sites))
     assert sites["h0"].data.graph.num_features == 4
 
@@ -215,6 +218,26 @@ def test_no_way_to_greet_a_site_gives_values_that_it_keeps_back(tmp_path, mode: 
         assert "failure" not in greeted(keeps, mode).head
     else:
         assert "rare_categories = 7" in greeted(keeps, mode).head["reason"]
+
+
+@pytest.mark.parametrize("mode", ["federated", "local", ""])
+def test_a_private_run_tells_no_class_that_only_the_rows_name(tmp_path, mode: str) -> None:
+    path = hospital(tmp_path / "h", 1, DECLARED)
+    found = Site(read_site_data(path), Policy(), tmp_path / "found")
+    listed = Site(read_site_data(path, classes=("u", "v", "w")), Policy(), tmp_path / "listed")
+    answer = greeted(found, mode, DP).head
+    assert answer["failure"] == "refused"
+    assert answer["reason"].startswith("a private run tells no class that only the rows name")
+    assert "words" not in answer
+    config = make_config(method="fedavg", set=SMALL, dp=DP, rounds=1, positive="x", encoder="local")
+    begin = {"do": "begin", "run": "r-0", "config": config_text(config)}
+    assert found.answer(Packet(begin, b"")).head["reason"] == answer["reason"]
+    assert "class u" in greeted(found, mode).head["words"]
+    assert greeted(listed, mode, DP).head["words"][:3] == ["class u", "class v", "class w"]
+    lines = (path / "nodes.csv").read_text().replace(",u", ",0").replace(",v", ",1")
+    (path / "nodes.csv").write_text(lines)  # numbers tell no more than the number of classes
+    numbered = Site(read_site_data(path), Policy(), tmp_path / "numbered")
+    assert "failure" not in greeted(numbered, mode, DP).head
 
 
 def test_a_private_run_tries_no_encoder_of_the_server_on_its_rows(tmp_path) -> None:

@@ -33,6 +33,7 @@ from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
+from atoll.engines.codec import encode
 from atoll.engines.fleet import Packet
 from atoll.experiment.build import build_method
 from atoll.experiment.card import data_facts
@@ -40,6 +41,7 @@ from atoll.experiment.config import config_text, make_config
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.model import read_model
 from atoll.experiment.threshold import Threshold
+from atoll.methods import METHODS
 from atoll.testing import small_federation
 from tests.deploy.conftest import ALL, LocalFleet, two_classes
 from tests.deploy.test_agreement import hospital
@@ -215,7 +217,7 @@ def test_a_site_has_the_card_with_its_own_facts_and_no_others(trial):
         assert digest not in server
         score = RunFolder(trial.folder()).model().about["client_scores"][place]
         assert about["client_scores"] == [score]
-        assert about["scores"] == {}
+        assert "scores" not in about
         assert f"| {name} | " in card
         assert not any(other in card for other in trial.sites if other != name)
         assert "There was no differential privacy" in card
@@ -473,14 +475,14 @@ def test_a_model_beyond_the_disk_of_the_policy_is_refused(trial):
         assert why in trial.refused(trial.packets["site-1"])
 
 
-def forged(trial, packet, files=None, **facts):
+def forged(trial, packet, instead=None, **facts):
     """A packet with other files, or other facts in model.toml, that the server signed."""
     found, start = {}, 0
     for name, file in json.loads(packet.head["manifest"])["files"].items():
         found[name] = packet.body[start : start + file["size"]]
         start += file["size"]
     about = tomllib.loads(found["seed-0/model.toml"].decode()) | facts
-    found |= {"seed-0/model.toml": tomli_w.dumps(about).encode(), **(files or {})}
+    found |= {"seed-0/model.toml": tomli_w.dumps(about).encode(), **(instead or {})}
     described = {name: msgspec.to_builtins(delivery._file(data)) for name, data in found.items()}
     return resigned(packet, trial.kits / "server", body=b"".join(found.values()), files=described)
 
@@ -513,8 +515,141 @@ def test_words_of_a_server_add_no_section_no_html_and_no_class_to_the_card(trial
     assert read_model(trial.model() / "seed-0").about["class_names"] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("key", ["scores", "client_scores", "privacy", "metric", "hyperparameters"])
-def test_a_description_of_other_types_is_refused_in_one_sentence(trial, key):
+CHECKED = {"features", "classes", "clients", "round", "task", "one_per_client", "private_parts"}
+CLAIMED = {"client_metric", "client_scores", "threshold"}
+
+
+def test_a_server_writes_no_fact_that_the_site_knows(trial):
+    """Every key that a card or a prediction reads, and any other, but for those of `Claim`."""
+    assert trial.run("fedper") == {}
+    folder = trial.model() / "seed-0"
+    names = ("own.toml", "MODEL_CARD.md")
+    honest = {name: (folder / name).read_text() for name in names}
+    packet = trial.packets["site-1"]
+    said = json.loads(packet.head["manifest"])["files"]["seed-0/model.toml"]
+    known = {*tomllib.loads(packet.body[: said["size"]].decode())}
+    known |= {*tomllib.loads(honest["own.toml"]), "alerts", "scores", "incomplete", "files", "new"}
+    lies = {"evil": "evil"}, "evil", 5, [], True
+    assert {"privacy", "wire", "federated", "measured", "bound", "site"} <= known
+    for lie in lies:
+        everything = dict.fromkeys(known - CHECKED - CLAIMED, lie)
+        answer = trial.sites["site-1"].answer(forged(trial, packet, **everything))
+        assert answer.head == {}
+        assert {name: (folder / name).read_text() for name in names} == honest
+        assert read_model(folder).about == tomllib.loads(honest["own.toml"])
+
+
+def test_the_privacy_of_the_card_is_that_of_the_sites_own_account(trial):
+    assert trial.run(dp="clip=1,noise=0.5,delta=1e-5", seeds=2) == {}
+    packet, folder = trial.packets["site-1"], trial.model() / "seed-0"
+    events = trial.sites["site-1"].audit.events()
+    spent = [event["epsilon"] for event in events if "epsilon" in event][-1]
+    lie = {"differential": True, "unit": "node", "says": "epsilon 0.001", "adjacency": "none",
+           "sampling": "none", "scores": "told", "epsilon_server": 0.001}  # fmt: skip
+    for facts in ({}, {"privacy": lie}, {"client_scores": [0.99], "threshold": {"value": 0.5}}):
+        assert trial.sites["site-1"].answer(forged(trial, packet, **facts)).head == {}
+        card, about = (folder / "MODEL_CARD.md").read_text(), read_model(folder).about
+        assert f"Epsilon {spent:.3g} against the server and the other sites" in card
+        counted = "(clip 1, noise 0.5, 4 updates in all seeds; epsilon"
+        assert f"{counted} {spent:.3g} in all runs of this site)" in card
+        assert about["privacy"]["epsilon_server"] == pytest.approx(spent)
+        assert "0.99" not in card
+        assert not {"client_scores", "threshold"} & about.keys()
+
+
+def test_the_card_counts_what_was_asked_under_the_name_of_another_run(trial):
+    for run in ("run", "other"):
+        assert trial.run(run=run, dp="clip=1,noise=0.5,delta=1e-5") == {}
+    events = trial.sites["site-1"].audit.events()
+    spent = [event["epsilon"] for event in events if "epsilon" in event]
+    card = (trial.model(run="other") / "seed-0" / "MODEL_CARD.md").read_text()
+    assert f"Epsilon {spent[1]:.3g} against the server" in card
+    assert f"2 updates in all seeds; epsilon {spent[-1]:.3g} in all runs of this site" in card
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"client_scores": 5},
+        {"client_scores": [0.5, 0.5]},
+        {"client_scores": [10**400]},
+        {"client_scores": ["x"]},
+        {"client_metric": 5},
+        {"threshold": {"value": 10**400}},
+        {"threshold": {"value": -1}},
+        {"threshold": {"value": "x"}},
+        {"threshold": [1]},
+    ],
+)
+def test_a_claim_of_other_types_is_refused_in_one_sentence(trial, facts):
     assert trial.run() == {}
-    said = trial.refused(forged(trial, trial.packets["site-1"], **{key: 5}))
+    said = trial.refused(forged(trial, trial.packets["site-1"], **facts))
     assert said == "model.toml of the model of seed 0 cannot be read"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"a = " + b"[" * 100_000, b"a = " + b"9" * 100_000, b"\xff", b"a = ", b"a = 1e999999999x",
+     b"a = 0x" + b"f" * 100_000, b"a = 9999-99-99", b"a.b" * 50_000],
+)  # fmt: skip
+def test_a_description_that_no_reader_can_read_is_refused_in_one_sentence(trial, text):
+    assert trial.run() == {}
+    said = trial.refused(forged(trial, trial.packets["site-1"], {"seed-0/model.toml": text}))
+    assert said in (
+        "model.toml of the model of seed 0 cannot be read",
+        "'features' of the model of seed 0 does not fit this site",
+    )
+
+
+def test_scores_and_thresholds_that_nobody_asked_for_are_left_out(trial):
+    assert trial.run() == {}
+    lies = {
+        "client_scores": [float("nan")],
+        "threshold": {"value": 0.5, "rule": "x", "positive": 7},
+    }
+    for facts in (lies, {"client_scores": [7.0]}, {"client_metric": "auc"}):
+        assert (
+            trial.sites["site-1"].answer(forged(trial, trial.packets["site-1"], **facts)).head == {}
+        )
+        about = read_model(trial.model() / "seed-0").about
+        assert about.get("client_scores", []) == []
+        assert "threshold" not in about
+
+
+def test_a_server_names_no_other_file_and_no_other_seed(trial):
+    assert trial.run() == {}
+    packet = trial.packets["site-1"]
+    for name in ("seed-77/model.toml", "seed-77/deployed.safetensors", "seed-0/notes.md",
+                 "seed-00/model.toml", "seed-0/model_card.md"):  # fmt: skip
+        reason = trial.refused(forged(trial, packet, {name: b""}))
+        assert reason == f"'{name}' cannot name a file of a model"
+    less = json.loads(packet.head["manifest"])["files"]
+    del less["seed-0/deployed.safetensors"]
+    reason = trial.refused(resigned(packet, trial.kits / "server", files=less))
+    assert reason == "'seed-0/deployed.safetensors' of the model is missing"
+    for picked in (-1, 2, 10**6):
+        changed = forged(trial, packet, round=picked)
+        reason = trial.refused(resigned(changed, trial.kits / "server", rounds={0: picked}))
+        assert "not of its rounds" in reason
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].not_private])
+def test_a_private_run_takes_no_tensors_of_another_form(trial, name):
+    """Whether a tensor with a row for each node fits would tell the number of nodes."""
+    assert trial.run(name, dp="clip=1,noise=0.5,delta=1e-5") == {}
+    for tree in ({"x": torch.zeros(3)}, [torch.zeros(3)], torch.zeros(3)):
+        content = {"seed-0/deployed.safetensors": encode(tree)}
+        reason = trial.refused(forged(trial, trial.packets["site-1"], content))
+        assert reason == "the model of seed 0 is not of its method's shapes and types"
+
+
+def test_tensors_that_do_not_fit_are_refused_or_noted(trial):
+    assert trial.run("fedper") == {}
+    packet = trial.packets["site-1"]
+    assert "failure" in trial.sites["site-1"].answer(
+        forged(trial, packet, {"seed-0/deployed.safetensors": b"nonsense"})
+    ).head  # fmt: skip
+    other = {"seed-0/deployed.safetensors": encode([torch.zeros(3)])}
+    assert trial.sites["site-1"].answer(forged(trial, packet, other)).head == {}
+    noted = trial.sites["site-1"].audit.events(event="delivered")[-1]["incomplete"]
+    assert noted == "the tensors of the model of seed 0 do not fit its method"

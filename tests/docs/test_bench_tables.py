@@ -9,7 +9,17 @@ from typing import Any
 
 import click
 import pytest
-from bench.tables import COLUMNS, is_known, keys_of, read_table, run_all, share_of, table
+from bench.tables import (
+    COLUMNS,
+    read_table,
+    recipe_of,
+    run_all,
+    share_of,
+    table,
+    tables,
+    unknown_lines,
+)
+from click.testing import CliRunner
 from rich.console import Console
 
 from atoll.experiment.config import RunConfig
@@ -29,7 +39,8 @@ def printed_number(method: str) -> tuple[Any, str, ReproducedRow]:
 
 def line(method: str, rules: str, ours: str, seeds: int = 5, paper: str = "fedtad") -> list[str]:
     about = f"{paper},1,Cora,louvain-nonoverlap,5,{method},acc,82.0,,{rules}"
-    return f"{about},{ours},0.5,{seeds},cuda".split(",")
+    recipe = recipe_of(printed_number(method)[2], rules)
+    return f"{about},{ours},0.5,{seeds},cuda,{recipe}".split(",")
 
 
 def written(tmp_path: Path, *lines: list[str]) -> Path:
@@ -45,13 +56,18 @@ def run(folder: Path, name: str, accuracy: float) -> None:
     (folder / "cells" / name / "result.json").write_text(json.dumps(summary))
 
 
-def test_a_number_is_known_with_all_protocols_and_enough_seeds(tmp_path: Path) -> None:
+def test_lines_are_unknown_without_enough_seeds_or_by_another_recipe(tmp_path: Path) -> None:
+    def unknown(method: str, lines: list[list[str]], seeds: int = 5) -> list[str]:
+        known = read_table(written(tmp_path, *lines))
+        return [rules for _, rules in unknown_lines([printed_number(method)], known, seeds)]
+
     both = [line("FedAvg", rules, "81.0") for rules in RULES]
-    keys = keys_of(*printed_number("FedAvg"))
-    assert is_known(read_table(written(tmp_path, *both)), keys, 5)
-    assert not is_known(read_table(written(tmp_path, *both)), keys, 6)
-    assert not is_known(read_table(written(tmp_path, both[0])), keys, 5)
-    assert not is_known(read_table(written(tmp_path, *both)), keys_of(*printed_number("X")), 5)
+    assert unknown("FedAvg", both) == []
+    assert unknown("FedAvg", both, 6) == list(RULES)
+    assert unknown("FedAvg", both[:1]) == ["strict"]
+    assert unknown("X", both) == list(RULES)
+    other = [*both[0][:-1], "00000000"]  # its recipe has changed since, that of strict has not
+    assert unknown("FedAvg", [other, both[1]]) == ["fedtad"]
     assert read_table(tmp_path / "none.csv") == {}
     assert read_table(None) == {}
 
@@ -62,14 +78,14 @@ def test_runs_come_before_what_is_known_and_nothing_known_is_lost(tmp_path: Path
     path = written(tmp_path, other, *known)
     for rules in RULES:
         run(tmp_path, f"FedTAD-{rules}", 0.77)
-    run(tmp_path, "FedAvg-strict", 0.66)  # without its other protocol
+    run(tmp_path, "FedAvg-strict", 0.66)  # its other protocol is known
     asked = [printed_number(method) for method in ("FedTAD", "FedAvg", "FedProx")]
     lines = table(asked, tmp_path, read_table(path))
     assert [list(map(str, one))[5:] for one in lines] == [
-        ["FedTAD", "acc", "82.0", "None", "fedtad", "77.0", "1.0", "5", "cpu"],
-        ["FedTAD", "acc", "82.0", "None", "strict", "77.0", "1.0", "5", "cpu"],
+        ["FedTAD", "acc", "82.0", "None", "fedtad", "77.0", "1.0", "5", "cpu", known[2][-1]],
+        ["FedTAD", "acc", "82.0", "None", "strict", "77.0", "1.0", "5", "cpu", known[3][-1]],
         known[0][5:],
-        known[1][5:],
+        ["FedAvg", "acc", "82.0", "None", "strict", "66.0", "1.0", "5", "cpu", known[1][-1]],
         other[5:],
     ]
 
@@ -102,3 +118,12 @@ def test_little_is_written_of_most_runs(tmp_path: Path) -> None:
     )
     assert one["metrics"] == two["metrics"]
     assert one["ledger"] == two["ledger"]
+
+
+@pytest.mark.parametrize("options", [["--jobs", "many"], ["--jobs", "-1"], ["--papers", "none"]])
+def test_a_wrong_option_is_refused_in_one_sentence(tmp_path: Path, options: list[str]) -> None:
+    found = CliRunner().invoke(tables, ["--out", str(tmp_path / "out"), *options])
+    assert isinstance(found.exception, SystemExit)
+    assert found.exit_code == 1
+    assert found.output.startswith("Error: ")
+    assert found.output.count("\n") == 1

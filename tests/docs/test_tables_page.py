@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import matplotlib.image
-from bench.tables_page import MARKS, tables_page
+from bench.tables_page import CHANGES, MARKS, tables_page
 from click.testing import CliRunner
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 HEAD = (
     "paper,table,dataset,setting,clients,method,metric,printed,printed_std,protocol,ours,std,seeds,"
-    "device\n"
+    "device,recipe\n"
 )
 
 
@@ -28,10 +28,10 @@ def made(tmp_path: Path, lines: str) -> str:
 def test_numbers_that_come_out_are_bold(tmp_path: Path) -> None:
     text = made(
         tmp_path,
-        "fediih,1,Cora,metis-overlap,30,Local,acc,81.34,0.28,fediih,82.84,0.31,5,cuda\n"
-        "fediih,1,Cora,metis-overlap,30,Local,acc,81.34,0.28,strict,80.0,0.5,5,cuda\n"
-        "fediih,1,Cora,metis-overlap,50,Local,acc,81.34,0.28,fediih,82.85,0.31,5,cuda\n"
-        "fediih,1,Cora,metis-overlap,50,GCFL,acc,70,5.0,fediih,75.0,0.31,5,cuda\n",
+        "fediih,1,Cora,metis-overlap,30,Local,acc,81.34,0.28,fediih,82.84,0.31,5,cuda,0\n"
+        "fediih,1,Cora,metis-overlap,30,Local,acc,81.34,0.28,strict,80.0,0.5,5,cuda,0\n"
+        "fediih,1,Cora,metis-overlap,50,Local,acc,81.34,0.28,fediih,82.85,0.31,5,cuda,0\n"
+        "fediih,1,Cora,metis-overlap,50,GCFL,acc,70,5.0,fediih,75.0,0.31,5,cuda,0\n",
     )
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
@@ -39,19 +39,59 @@ def test_numbers_that_come_out_are_bold(tmp_path: Path) -> None:
     assert "**Cora**, METIS, overlapping (accuracy; 2 of 3 come out):" in text
     assert "| | 30 clients | 50 clients |" in text
     assert "| Local | 81.3 → **82.8 ± 0.3**, 80.0 ± 0.5 | 81.3 → 82.8 ± 0.3 |" in text
-    assert "| GCFL | – | 70.0 → **75.0 ± 0.3** |" in text  # within the printed spread
+    assert "| GCFL | – | 70.0 → **75.0 ± 0.3** ~ |" in text  # within the printed spread
+
+
+def test_the_last_round_and_other_draws_stand_beside_ours(tmp_path: Path) -> None:
+    text = made(
+        tmp_path,
+        "fedtad,4,Cora,participation=20%,20,FedAvg,acc,44.5,,fedtad:last,47.1,6.5,5,cuda,0\n"
+        "fedtad,4,Cora,participation=20%,20,FedAvg,acc,44.5,,fedtad,64.7,1.0,5,cuda,0\n"
+        "fedath,1,Cora,louvain-nonoverlap,10,FedAvg,acc,73.6,,fedath,74.0,1.0,5,cuda,0\n"
+        "fedath,1,Cora,louvain-nonoverlap,10,FedAvg,acc,73.6,,fedath:2022,77.0,1.0,5,cuda,0\n"
+        "fedath,1,Cora,louvain-nonoverlap,10,FedAvg,acc,73.6,,fedath:2024,74.0,1.0,5,cuda,0\n",
+    )
+    assert "| FedAvg | 44.5 → 64.7 ± 1.0; last: 47.1 ± 6.5 |" in text
+    assert "| FedAvg | 73.6 → **74.0 ± 1.0** ~; 2022: 77.0 ± 1.0 |" in text
+
+
+def test_a_change_of_a_recipe_is_counted_from_two_tables(tmp_path: Path) -> None:
+    start = "fediih,1,Cora,metis-overlap,30"
+    old, new, page = (tmp_path / name for name in ("old.csv", "new.csv", "p.md"))
+    strict = f"{start},Local,acc,81,0.2,strict,81,0.5,5,cuda"
+    numbers = {"Local": (90, 81), "FedAvg": (81, 90), "FedGTA": (90, 90), "AdaFGL": (81, 81)}
+    for place, path in enumerate((old, new)):
+        lines = [
+            f"{start},{method},acc,81,0.2,fediih,{ours[place]},0.3,5,cuda,0"
+            for method, ours in numbers.items()
+        ]
+        path.write_text(HEAD + "\n".join([f"{strict},{place}", *lines]) + "\n")
+    page.write_text("\n".join([*MARKS, *CHANGES]))
+    words = [str(new), str(page), "--before", str(old)]
+    assert CliRunner().invoke(tables_page, words).exit_code == 0
+    lines = page.read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| FedIIH |")]
+    counts = {row[1]: [number.strip(" |") for number in row[3:]] for row in rows}
+    assert counts.pop("all of them") == ["4", "2", "2", "1", "1"]
+    found = {what.split()[0]: numbers for what, numbers in counts.items()}
+    assert found["baselines:"] == ["2", "1", "1", "1", "1"]
+    assert found["AdaFGL:"] == ["1", "1", "1", "0", "0"]
+    assert all(row[2].strip() for row in rows[1:])  # which source it is
+    done = CliRunner().invoke(tables_page, [*words[:-1], str(tmp_path / "none.csv")])
+    assert done.exit_code == 1
+    assert "there is no table" in done.output
 
 
 def test_the_summary_says_whose_numbers_come_out_and_who_is_first(tmp_path: Path) -> None:
     rivals = "".join(
-        f"fediih,1,Cora,metis-overlap,30,M{i},acc,70,,{rules},{ours},0.3,5,cuda\n"
+        f"fediih,1,Cora,metis-overlap,30,M{i},acc,70,,{rules},{ours},0.3,5,cuda,0\n"
         for i in range(5)
         for rules, ours in (("fediih", 75), ("strict", 70))
     )
     own = (
-        "fediih,1,Cora,metis-overlap,30,FedIIH,acc,73,,fediih,73.5,0.3,5,cuda\n"
-        "fediih,1,Cora,metis-overlap,30,FedIIH,acc,73,,strict,71,0.3,5,cuda\n"
-        "fediih,1,Cora,metis-overlap,30,FedIIH w/o VI,acc,99,,fediih,70,0.3,5,cuda\n"
+        "fediih,1,Cora,metis-overlap,30,FedIIH,acc,73,,fediih,73.5,0.3,5,cuda,0\n"
+        "fediih,1,Cora,metis-overlap,30,FedIIH,acc,73,,strict,71,0.3,5,cuda,0\n"
+        "fediih,1,Cora,metis-overlap,30,FedIIH w/o VI,acc,99,,fediih,70,0.3,5,cuda,0\n"
     )
     text = made(tmp_path, rivals + own)
     facts = dict(re.findall(r"^\| (.+) \| ([^|]+) \|$", text, re.M))
@@ -70,11 +110,11 @@ def test_what_clients_gain_stands_beside_their_accuracy(tmp_path: Path) -> None:
     start = "gcfl,3,NCI1,oneDS,30"
     text = made(
         tmp_path,
-        f"{start},GCFL,acc,73.3,5.2,gcfl,76.0,0.9,5,cuda\n"
-        f"{start},GCFL,acc,73.3,5.2,strict,62.9,1.3,5,cuda\n"
-        f"{start},GCFL,min_gain,-4.6,,gcfl,-12.9,,5,cuda\n"
-        f"{start},GCFL,ratio_improved,26,,gcfl,27,,5,cuda\n"
-        f"{start},FedAvg,ratio_improved,26,,gcfl,28.0,,5,cuda\n",
+        f"{start},GCFL,acc,73.3,5.2,gcfl,76.0,0.9,5,cuda,0\n"
+        f"{start},GCFL,acc,73.3,5.2,strict,62.9,1.3,5,cuda,0\n"
+        f"{start},GCFL,min_gain,-4.6,,gcfl,-12.9,,5,cuda,0\n"
+        f"{start},GCFL,ratio_improved,26,,gcfl,27,,5,cuda,0\n"
+        f"{start},FedAvg,ratio_improved,26,,gcfl,28.0,,5,cuda,0\n",
     )
     assert "all clients (accuracy, min gain, improved; 1 of 4 come out):" in text
     assert "| | 30 clients, accuracy | 30 clients, min gain | 30 clients, improved |" in text

@@ -73,7 +73,7 @@ def test_a_step_for_all_clients_at_once_shares_a_message_or_has_one_each() -> No
 
 
 def test_a_program_is_recorded_when_it_comes_again_and_replays_with_new_inputs() -> None:
-    steps, calls = RecordedSteps(), []
+    steps, calls = RecordedSteps(1), []
 
     def program(message: Tree, states: Tree, keys: Tensor) -> tuple[Tree, Tree]:
         calls.append(1)
@@ -87,7 +87,7 @@ def test_a_program_is_recorded_when_it_comes_again_and_replays_with_new_inputs()
 
 
 def test_a_program_that_reads_a_number_runs_without_a_recording() -> None:
-    steps = RecordedSteps()
+    steps = RecordedSteps(1)
 
     def program(message: Tree, states: Tree, keys: Tensor) -> tuple[Tree, Tree]:
         return torch.full((2,), float(message)), states

@@ -12,14 +12,15 @@ import torch
 from atoll.core.errors import AtollError
 from atoll.core.message import ToAll
 from atoll.core.method import client_step
-from atoll.core.tree import tree_map
+from atoll.core.tree import leaves, tree_map
 from atoll.engines.recording import Recording
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import METHODS, FedAvg
+from atoll.methods.gcfl import cluster_tree
 from atoll.nn import GCN, NETS
 from atoll.testing import CLASSES, FEATURES, small_federation
 
-WHOLE = set(METHODS) - {"gcfl", "fedtad"}
+WHOLE = set(METHODS) - {"fedtad"}
 """Methods whose rounds are recorded whole; FedTAD's are on a GPU alone, where it never counts."""
 
 
@@ -52,6 +53,48 @@ def test_every_stage_of_a_method_is_recorded(monkeypatch) -> None:
     for scored, scores in eager.history.scores.items():
         np.testing.assert_array_equal(scores, replayed.history.scores[scored])
     assert list(eager.ledger.rows()) == list(replayed.ledger.rows())
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "gradient-norms"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_rounds_in_which_a_cluster_splits_are_played_anew(similarity, fraction, monkeypatch):
+    monkeypatch.setattr("atoll.engines.replay.MOMENT", 1e9)
+    eps = {"eps1": 1e9, "eps2": 0.0, "min_round": 3, "min_size": 1, "seq_length": 3}
+    method = METHODS["gcfl"](GCN(FEATURES, CLASSES, hidden=5), similarity=similarity, **eps)
+    federation = small_federation((9, 13, 17, 22, 12))
+    asked = replace(experiment(method, rounds=14, fraction=fraction), federation=federation)
+    reads = []
+    replayed = asked.run(on_round=lambda history: reads.append(history.rounds))
+    eager = replace(asked, replay=False).run()
+    splits = {split.round for split in cluster_tree(eager.server)}
+    assert len(splits) == (4 if fraction == 1 else 0)
+    assert len(reads) < 14
+    assert replayed.replay.how == "rounds are recorded and replayed"
+    for one, other in zip(leaves(eager.server), leaves(replayed.server), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0 if fraction == 1 else 1e-6)
+    for scored, scores in eager.history.scores.items():
+        ours = replayed.history.scores[scored]
+        np.testing.assert_allclose(scores, ours, atol=0 if fraction == 1 else 1e-6)
+    assert list(eager.ledger.rows()) == list(replayed.ledger.rows())
+
+
+def test_what_an_eager_round_repeats_often_is_recorded_in_it(monkeypatch) -> None:
+    calls, plain = [], Recording.__call__
+
+    def counted(recording, *inputs):
+        calls.append(recording)
+        return plain(recording, *inputs)
+
+    net = NETS["sage"](FEATURES, CLASSES, hidden=5)
+    made = METHODS["fedsage+"](net, generator_epochs=1, exchanges=8, wide=4)
+    eager = experiment(made, rounds=1, replay=False).run()
+    monkeypatch.setattr(Recording, "__call__", counted)
+    recorded = experiment(made, rounds=1).run()
+    assert len(calls) >= 4
+    assert recorded.simulation.engine.recorded is None  # nothing is kept
+    for one, other in zip(leaves(eager.server), leaves(recorded.server), strict=True):
+        torch.testing.assert_close(one, other)
+    assert list(eager.ledger.rows()) == list(recorded.ledger.rows())
 
 
 def test_rounds_are_read_together(monkeypatch) -> None:

@@ -165,6 +165,16 @@ def test_a_preset_sets_method_net_and_optimizer_and_can_be_overruled() -> None:
     assert (method.net.hidden, method.optimizer.lr) == (512, 1e-3)
 
 
+def test_another_network_than_the_preset_s_leaves_out_what_the_preset_sets_of_its_own() -> None:
+    chosen = {"preset": "reference"}
+    for more, net in (({}, "chebnet"), ({"net": "gcn"}, "gcn"), ({"net": "chebnet"}, "chebnet")):
+        config, _ = resolve(make_config(method="adafgl", set={**chosen, **more}))
+        built = build_method(config)
+        assert type(built.net) is NETS[net]
+        assert getattr(built.net, "matrix", "adjacency") == "adjacency"
+        assert built.alpha == 0.05
+
+
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'paper'"):
         resolve(make_config(method="fedath", set={"preset": "papr"}))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,13 @@ def test_directions_and_parallel_edges_are_those_of_the_loader(tmp_path, directe
     [
         (NODES.replace("home", "farm"), "kind is 'farm', a category that training never saw"),
         (NODES.replace("age", "years"), "lacks the columns age"),
+        (NODES + "b,1,shop,true,x\n", "nodes.csv has several rows with the id 'b'"),
+        (NODES.replace("-2", "nan"), "age is 'nan' in a row; the model needs a finite number"),
+        (NODES.replace("-2", "-inf"), "age is '-inf' in a row"),
+        (NODES.replace("-2", "two"), "age is 'two' in a row"),
+        (NODES.replace("id", "name"), "lacks the columns id"),
+        (NODES.replace("c,3", "d,3"), "edges.csv names 'c', which is not in .*nodes.csv"),
+        (NODES.partition("\n")[0], "nodes.csv has no rows"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path, nodes, sentence):
@@ -126,3 +136,27 @@ def test_the_file_imports_only_torch_and_pyg():
         "torch",
         "torch_geometric",
     }
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "", "much"])
+def test_a_weight_that_is_no_number_is_refused(tmp_path, weight):
+    _, known = about(tmp_path)
+    folder(tmp_path / "new", NODES, EDGES.replace("b,c,3", f"b,c,{weight}"))
+    with pytest.raises(ValueError, match=f"weight is '{weight}' in a row"):
+        read_graph(tmp_path / "new/nodes.csv", tmp_path / "new/edges.csv", known)
+
+
+def test_the_program_prints_one_sentence(tmp_path):
+    _, known = about(tmp_path)
+    layers = {"layers": [["linear", 4, 2, 1]], "activation": "relu", "classes": ["x", "y"]}
+    (tmp_path / "model.json").write_text(json.dumps(known | layers | {"alert": None}))
+    torch.save(Network(layers).state_dict(), tmp_path / "weights.pt")
+    (tmp_path / "model.py").write_text(Path(exported.__file__).read_text())
+    folder(tmp_path / "new", NODES + "b,1,shop,true,x\n", EDGES)
+    files = [str(tmp_path / "new" / name) for name in ("nodes.csv", "edges.csv")]
+    command = [sys.executable, str(tmp_path / "model.py"), *files]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.startswith("error: ")
+    assert found.stderr.count("\n") == 1
+    assert found.stdout == ""

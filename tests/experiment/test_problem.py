@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import atoll
 from atoll.cli.app import main
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.tree import named_leaves, num_bytes
+from atoll.data.archive import load_federation, save_federation
 from atoll.data.cache import Cache
 from atoll.experiment.config import make_config
 from atoll.experiment.problem import (
+    CONFIG,
     TRAINING,
     Divide,
     Division,
@@ -99,6 +102,10 @@ def test_a_protocol_may_fix_the_seed_of_the_data():
     assert Problem.of(make_config()).seed_of_data(3) == 3
     fixed = Problem.of(make_config(protocol="fedtad"))
     assert fixed.seed_of_data(3) == fixed.seed_of_data(4) == 2024
+    for rules in ("strict", "fedtad"):
+        chosen = Problem.of(make_config(protocol=rules, data_seed=2022))
+        assert chosen.seed_of_data(3) == chosen.seed_of_data(4) == 2022
+        assert chosen.config.data_seed == 2022
 
 
 def test_a_finished_federation_is_its_own_problem():
@@ -400,6 +407,29 @@ def test_a_damaged_entry_is_made_again(cache, caplog):
     assert "is damaged" in caplog.text
     check_same(cold, problem.divide(0))
     assert caplog.text.count("is damaged") == 1
+
+
+POISON = [
+    {"partition": "louvain", "clients": 3, "method": "local", "data_root": "/evil", "rounds": 1},
+    {"partition": 5, "clients": 3},
+    {"partition": None, "clients": "many"},
+    {"clients": 3},
+    ["partition"],
+    None,
+]
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_no_option_but_partition_and_clients_comes_from_the_cache(cache, caplog, poison):
+    problem = Problem.of(make_config(data="lagoon:nodes=300", clients=3))
+    cold = problem.divide(0)
+    ((_, _, path),) = cache.entries()
+    found, key = load_federation(path), path.name.split("-")[1]
+    bad = replace(found, about={**found.about, CONFIG: poison}, graphs=tuple(found.graphs))
+    path.unlink()
+    cache.write("federation", key, partial(save_federation, bad))
+    check_same(cold, problem.divide(0))
+    assert "is damaged" in caplog.text
 
 
 def test_own_data_and_objects_are_never_cached(cache, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -207,6 +208,73 @@ def test_a_run_refused_at_its_start_does_not_block_the_corrected_one(tmp_path: P
     assert [path.name for path in tmp_path.rglob("second/**/*")] == ["mine.txt"]
     assert not (tmp_path / "third").exists()
     atoll.run("fedavg", out=tmp_path / "second", **SMALL)
+
+
+def test_a_refused_run_deletes_only_files_that_it_wrote(tmp_path: Path) -> None:
+    atoll.run("fedavg", out=tmp_path / "first", **SMALL)
+    wrong = {"from_run": str(tmp_path / "first"), "set": {"hidden": 5}}
+    mine = ["federation.npz", "result.json", "seed-0/notes.txt", "seed-7/partition.npz"]
+    for name in mine:
+        (tmp_path / "second" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "second" / name).write_text(name)
+    with pytest.raises(AtollError, match="first"):
+        atoll.run("fedavg", out=tmp_path / "second", **SMALL, **wrong)
+    assert contents(tmp_path / "second") == {name: name.encode() for name in mine}
+
+
+@dataclass
+class Meanwhile(Observer):
+    """Does something at the start of a run, or after its first round."""
+
+    action: Callable[[], None]
+    at_start: bool
+
+    def begin(self, *_: object) -> None:
+        if self.at_start:
+            self.action()
+
+    def round(self, seed: int, history: History) -> None:
+        if not self.at_start and history.rounds == 1:
+            self.action()
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_of_two_runs_into_one_folder_one_gets_it_and_loses_nothing(
+    tmp_path: Path, at_start: bool
+) -> None:
+    atoll.run("fedavg", out=tmp_path / "first", **SMALL)
+    wrong = make_config(from_run=str(tmp_path / "first"), set={"hidden": 5}, **SMALL)
+    out = tmp_path / "second"
+    refused, good = RunPlan(wrong, out=out), RunPlan(make_config(method="local", **SMALL), out=out)
+    seen: list[dict[str, bytes]] = []
+
+    def intrude() -> None:
+        seen.append(contents(out))
+        for other in (refused, good):  # both were planned while the folder was empty
+            with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+                other.run()
+        assert contents(out) == seen[0]
+
+    atoll.run("fedavg", out=out, observer=Meanwhile(intrude, at_start), **SMALL)
+    assert "config.toml" in seen[0]
+    assert "result.json" in contents(out)
+    assert atoll.read_result(out).config.method == "fedavg"
+
+
+def test_a_refused_run_leaves_the_folder_to_another_one(tmp_path: Path) -> None:
+    atoll.run("fedavg", out=tmp_path / "first", **SMALL)
+    wrong = make_config(from_run=str(tmp_path / "first"), set={"hidden": 5}, **SMALL)
+    good = RunPlan(make_config(method="local", **SMALL), out=tmp_path / "second")
+
+    def intrude() -> None:
+        with pytest.raises(ConfigError, match="already holds a run"):
+            good.run()
+
+    refused = RunPlan(wrong, out=tmp_path / "second", observer=Meanwhile(intrude, at_start=True))
+    with pytest.raises(AtollError, match="first"):
+        refused.run()
+    assert not (tmp_path / "second").exists()
+    atoll.run("local", out=tmp_path / "second", **SMALL)
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from atoll.engines.stacking import stack_graphs
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.nn.disengcn import DisenGCN, route
+from atoll.nn.edges import weighted_gcn
 from atoll.nn.ops import matmul, with_values
+from atoll.nn.views import loop_adjacency
 from atoll.testing import small_federation
 
 pytestmark = [
@@ -256,3 +258,30 @@ def test_sparse_products(columns: int) -> None:
 
     for cpu, gpu in zip(*both(product), strict=True):
         torch.testing.assert_close(cpu, gpu, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [3, 64, 100])
+def test_weighted_convolutions(columns: int) -> None:
+    """Forwards, and backwards by weights, rows and bias, of clients side by side."""
+    draw = torch.Generator().manual_seed(columns)
+    federation = small_federation()
+    loops = prepared(federation.graphs, {"loops": loop_adjacency}, "cpu")
+    stacked = stack_graphs(loops)
+    entries, nodes = stacked.views["loops"].values, stacked.y.shape
+    given = [torch.rand(entries.shape, generator=draw)]
+    given += [torch.randn(*nodes, columns, generator=draw) for _ in range(2)]
+    given += [torch.randn(len(federation), columns, generator=draw)]
+
+    def found(device: str) -> tuple[torch.Tensor, ...]:
+        there = moved(stacked, device).views["loops"]
+        weight, h, by, bias = (part.to(device).requires_grad_() for part in given)
+
+        def one(edges, weight, h, bias):
+            return weighted_gcn(edges, weight)(h, bias)
+
+        out = torch.func.vmap(one)(there, weight, h, bias)
+        slopes = torch.autograd.grad((out * by.detach()).sum(), (weight, h, bias))
+        return out.detach(), *slopes
+
+    for cpu, gpu in zip(*both(found), strict=True):
+        torch.testing.assert_close(cpu, gpu, rtol=1e-4, atol=1e-4)

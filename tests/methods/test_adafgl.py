@@ -20,6 +20,8 @@ from atoll.core.random import make_key
 from atoll.core.tree import Empty, Tree, leaves, num_bytes
 from atoll.engines.base import ENGINES
 from atoll.engines.clients import Simulation
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import AdaFGL, FedAvg
 from atoll.methods.adafgl import (
@@ -27,7 +29,7 @@ from atoll.methods.adafgl import (
     Start,
     mix_heads,
 )
-from atoll.nn import GCN, views
+from atoll.nn import GCN, ChebNet, views
 from atoll.nn.adafgl import (
     Similarity,
     Surroundings,
@@ -373,9 +375,12 @@ def test_switches_reach_the_signed_messages_alone_or_the_propagation(fault):
 @pytest.mark.parametrize(
     ("preset", "alpha", "beta"), [("reference", 0.05, 0.2), ("openfgl", 0.5, 0.0)]
 )
-def test_presets_are_settings_of_the_method(preset, alpha, beta):
-    method = replace(SHORT, **AdaFGL.presets[preset])
+def test_presets_are_settings_of_the_method_and_its_network(preset, alpha, beta):
+    config = make_config(method="adafgl", set={"preset": preset})
+    method = build_method(resolve(config)[0])
     assert (method.alpha, method.beta, method.inverted_rescale) == (alpha, beta, True)
+    network = ChebNet(1, 2, matrix="adjacency") if preset == "reference" else GCN(1, 2)
+    assert method.net == network
 
 
 # Contract and refusals.

@@ -1,15 +1,18 @@
 """FedATH against hand-computed numbers, its gradient routing, and its awkward graphs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import make_graph, with_views
-from atoll.core.random import make_key
+from atoll.core.losses import cross_entropy
+from atoll.core.random import fold, make_key
 from atoll.core.tree import leaves
 from atoll.methods.fedath import FedATH, hsic, negative_entropy
 from atoll.nn import GCN, SGC
-from atoll.nn.nets import weighted_gcn
+from atoll.nn.edges import weighted_gcn
 from atoll.testing import check_method, double_precision, small_federation
 
 HC = [[1, 0, 2], [0, 1, -1], [2, 1, 0], [-1, 0.5, 1]]
@@ -93,6 +96,51 @@ def test_gradients_go_where_they_should(evaluator):
     assert any(leaf.any() for leaf in leaves(both["biased"]))
 
 
+def test_the_joint_loss_is_eq_12_and_trains_every_network_with_all_of_it():
+    graph = prepared(FedATH(GCN(11, 3, hidden=5)))
+    method = FedATH(GCN(11, 3, hidden=5), routing="joint", lam=0.7)
+    networks, grad = gradients(method, graph)
+    loops, key = graph.views["loops"], make_key(5)
+
+    def by_hand(networks):
+        weight = method.edge_weights(networks, graph, key)
+        sides = ((weight, "causal", key), (1 - weight, "biased", fold(key, "biased")))
+        causal, biased = (
+            method.net.on(weighted_gcn(loops, w), networks[name], graph, noise)
+            for w, name, noise in sides
+        )
+        dependence = hsic(causal, biased, graph.real, method.hsic)
+        entropy = negative_entropy(biased, graph.real, "mean")
+        return cross_entropy(causal, graph) + entropy + 0.7 * dependence
+
+    assert torch.equal(method.loss(networks, graph, key), by_hand(networks))
+    whole = grad(lambda n: method.loss(n, graph, key))
+    assert all(map(torch.allclose, leaves(whole), leaves(grad(by_hand))))
+    # In the code's routing the evaluator hears nothing of the entropy; here it does.
+    without = [replace(method, use_hsic=False, use_entropy=on) for on in (True, False)]
+    entropy, plain = (grad(lambda n, m=m: m.loss(n, graph, key)) for m in without)
+    assert not any(map(torch.equal, leaves(entropy["evaluator"]), leaves(plain["evaluator"])))
+    assert all(map(torch.allclose, leaves(entropy["causal"]), leaves(plain["causal"])))
+
+
+def test_without_both_terms_all_routings_are_one():
+    graph = prepared(FedATH(GCN(11, 3, hidden=5)))
+    code, joint = (
+        FedATH(GCN(11, 3, hidden=5), routing=routing, use_hsic=False, use_entropy=False)
+        for routing in ("code", "joint")
+    )
+    _, grad = gradients(code, graph)
+    one, other = (grad(lambda n, m=m: m.loss(n, graph, make_key(5))) for m in (code, joint))
+    assert all(map(torch.equal, leaves(one), leaves(other)))
+
+
+@pytest.mark.parametrize(("weight_by", "weight"), [("nodes", 13), ("uniform", 1)])
+def test_a_client_weighs_by_its_nodes_or_one_over_k(weight_by, weight):
+    method = FedATH(GCN(11, 3, hidden=5), weight_by=weight_by)
+    reply, _ = method.train(prepared(method), method.start(make_key(0)), None, make_key(1))
+    assert reply.weight == weight
+
+
 def test_hsic_reaches_evaluator_through_the_causal_branch_only():
     method = FedATH(GCN(11, 3, hidden=5), use_entropy=False)
     graph = prepared(method)
@@ -148,11 +196,12 @@ def test_only_what_is_shared_leaves():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("share", ["cg+ee", "all"])
-def test_contract_of_the_variants(share):
-    check_method(
-        lambda net: FedATH(net, evaluator="mlp", share=share, hsic="trace/(N-1)^2"), rounds=2
-    )
+@pytest.mark.parametrize(
+    "options",
+    [{"share": "cg+ee"}, {"share": "all"}, {"routing": "joint", "weight_by": "uniform"}],
+)
+def test_contract_of_the_variants(options):
+    check_method(lambda net: FedATH(net, **options), rounds=2)
 
 
 @pytest.mark.long

@@ -15,15 +15,17 @@ from atoll.core.aggregate import average, cosines
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph
-from atoll.core.method import client_step
+from atoll.core.method import Net, client_step
 from atoll.core.optim import SGD, Adam
 from atoll.core.tree import Tree, leaves, take, tree_map
 from atoll.engines.base import ENGINES
 from atoll.engines.clients import Simulation
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedGTA, Local
 from atoll.methods.fedgta import Update, personal_weights
-from atoll.nn import GCN
+from atoll.nn import GAMLP, GCN, NETS
 from atoll.testing import CLASSES, FEATURES, check_method, double_precision, small_federation
 
 engines = pytest.mark.parametrize("engine", ENGINES)
@@ -269,6 +271,35 @@ def test_with_everybody_alike_it_is_one_average_by_confidence() -> None:
     reply = everyone.replies["train"]
     mean = average(reply.model, reply.confidence)
     tree_map(lambda a, b: torch.testing.assert_close(a, b.expand_as(a)), server.models, mean)
+
+
+def test_the_public_codes_network_agrees_on_all_engines() -> None:
+    """Its fault depends on the numbering of nodes, so that the whole contract cannot hold."""
+    settings = FedGTA.presets["reference"]
+    config, _ = resolve(make_config(method="fedgta", set={"preset": "reference"}))
+    assert type(build_method(config).net) is NETS[str(settings["net"])] is GAMLP
+    net = GAMLP(FEATURES, CLASSES, hidden=6, dropout=0.4, hop_weights="sgl")
+    right, *runs = (
+        Experiment(FedGTA(made), small_federation(), rounds=3, engine=engine).run()
+        for made, engine in (
+            (replace(net, hop_weights="nodes"), "serial"), *((net, engine) for engine in ENGINES)
+        )
+    )  # fmt: skip
+    first, *others = (leaves(run.server.models) for run in runs)
+    for other in others:
+        for one, same in zip(first, other, strict=True):
+            torch.testing.assert_close(one, same, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(first[0], leaves(right.server.models)[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gamlp", "chebnet"])
+def test_contract_with_the_networks_of_fedgta_and_adafgl(name: str) -> None:
+    def make(net: Net) -> FedGTA:
+        return FedGTA(net)
+
+    make.nets = (name,)  # type: ignore[attr-defined]
+    check_method(make, rounds=2)
 
 
 def test_moments_of_the_optimizer_can_be_reset() -> None:

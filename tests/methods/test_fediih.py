@@ -18,7 +18,7 @@ from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RECIPES, make_config, read_config, resolve
 from atoll.methods.fedavg import FedAvg
-from atoll.methods.fediih import FedIIH, Update, separate_federation
+from atoll.methods.fediih import Download, FedIIH, Update, separate_federation
 from atoll.nn import GCN, DisenGCN
 from atoll.nn.vgae import gaussian_kl, log_normal, node_normal
 from atoll.testing import check_method, double_precision, small_federation
@@ -150,7 +150,7 @@ def paper(**options):
 def start(method):
     alpha = torch.linspace(-0.5, 0.5, method.disengcn.width)
     model = method.disengcn.init(make_key(0))
-    return {"model": model, "latent": method._latent(alpha)}, alpha / 2
+    return {"model": model, "latent": method._latent(Download(model, alpha))}, alpha / 2
 
 
 def test_cross_entropy_trains_as_in_fedavg():
@@ -250,6 +250,46 @@ def test_separate_heads_start_as_the_shared_one_and_depart():
     assert torch.equal(mean, log_variance)
 
 
+def test_a_second_encoder_makes_only_the_variances_and_stays_at_home():
+    method = paper(heads="two-encoders", trains_encoder="both")
+    graph, (params, alpha) = prepared(method), start(method)
+    latent = params["latent"]
+    h = method.disengcn.embed(params["model"], graph)
+    first = method.posterior(latent, h, graph, None)
+    assert torch.equal(*first)  # it starts as a copy of the encoder that the server sent
+    moved = {**latent, "encoder": tree_map(lambda leaf: leaf + 0.1, latent["encoder"])}
+    mean, log_variance = method.posterior(moved, h, graph, None)
+    assert torch.equal(mean, first[0])
+    own = method.disengcn.embed(moved, graph)
+    assert torch.equal(log_variance, method.disengcn.head(own, graph, None, "log-variance"))
+    slope = torch.func.grad(lambda p: method.whole_loss(alpha, p, graph, make_key(3)))(params)
+    assert all(leaf.any() for leaf in leaves(slope["latent"]["encoder"]))
+    simulation = Simulation(small_federation(), method, engine="wire")
+    server = method.round(method.init(simulation.clients(-1)), simulation.clients(0))
+    (state, *_) = simulation.engine.export_states()
+    assert set(state.latent) == {"alpha", "encoder"}
+    assert set(server.models) == {"encoder", "classifier"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"trains_encoder": "both", "elbo_weight": 0.1}])
+def test_without_the_hierarchical_model_only_the_elbo_differs(settings):
+    """Table 5, w/o HM: no difference where cross entropy trains everything (the public code)."""
+    net = DisenGCN(11, 3, hidden=4)
+    pair = [
+        one_round(FedIIH(net, hierarchy=hierarchy, **settings), small_federation())[1].models
+        for hierarchy in (True, False)
+    ]
+    same = all(map(torch.equal, leaves(pair[0]), leaves(pair[1])))
+    assert same == (not settings)
+
+
+@pytest.mark.parametrize("factors", [1, 2, 6])
+def test_the_width_of_a_factor_is_fixed_and_the_whole_grows(factors):
+    """Fig. 4 in the code's reading; a fixed whole is `hidden` divided by the factors."""
+    net = DisenGCN(11, 3, hidden=4, factors=factors)
+    assert net.init(make_key(0))["encoder"]["weight"].shape == (11, 4 * factors)
+
+
 @pytest.mark.parametrize("preset", ["paper", "reference"])
 def test_only_what_is_declared_crosses(preset):
     method = FedIIH(DisenGCN(11, 3, hidden=4), **FedIIH.presets[preset])
@@ -312,10 +352,11 @@ def test_contract_of_the_presets(preset):
     "options",
     [
         {**FedIIH.presets["paper"], "pairs": 3, "epochs": 2, "trains_encoder": "both"},
+        {**FedIIH.presets["paper"], "heads": "two-encoders"},
         {"inference": False},
         {"trains_encoder": "both", "hierarchy": False, "disentangle": False},
     ],
-    ids=["sampled pairs", "no inference", "one factor, no hierarchy"],
+    ids=["sampled pairs", "two encoders", "no inference", "one factor, no hierarchy"],
 )
 def test_contract_of_the_variants(options):
     check_method(variant(**options), rounds=2)

@@ -12,10 +12,11 @@ from atoll.core.federation import Federation
 from atoll.core.graph import make_graph
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
-from atoll.core.optim import Adam
 from atoll.core.random import make_key
 from atoll.core.task import NODES
 from atoll.core.tree import Tree, leaves, stack
+from atoll.experiment.build import build_method
+from atoll.experiment.config import make_config
 from atoll.experiment.rounds import Experiment
 from atoll.methods import GCFL, FedATH, FedAvg, FedIIH, FedProx, FedTAD, Local
 from atoll.methods.fedtad import Lesson, _share
@@ -188,7 +189,7 @@ def test_distillation_brings_the_model_closer_to_its_teachers():
     models = [NET.init(make_key(i)) for i in range(3)]
     lesson = Lesson(method, stack(models[1:]), torch.full((2, CLASSES), 0.5), personal=False)
     generator = method.generator.init(make_key(9))
-    student, moments = models[0], Adam(lr=method.distil_lr).init(models[0])
+    student, moments = models[0], method.distil_optimizer.init(models[0])
 
     def gap(student):
         graph = pseudo_graph(lesson, generator)
@@ -201,6 +202,25 @@ def test_distillation_brings_the_model_closer_to_its_teachers():
     assert gap(corrected) < gap(student)
 
 
+def rates(**settings):
+    method = build_method(make_config(method="fedtad", set=settings))
+    return method.generator_optimizer.lr, method.distil_optimizer.lr
+
+
+def test_the_servers_rates_follow_the_clients_and_absolute_ones_are_still_read():
+    assert rates() == rates(lr=0.01) == (1e-3, 1e-3)
+    assert rates(lr=0.001) == pytest.approx((1e-4, 1e-4))
+    assert rates(lr=0.001, distil_ratio=1) == pytest.approx((1e-4, 1e-3))
+    assert rates(lr=0.001, distil_lr=1e-3) == pytest.approx((1e-4, 1e-3))  # saved runs have it
+    assert rates(optimizer="sgd", lr=0.5) == (1e-3, 1e-3)  # the server still steps with Adam
+
+
+def test_the_reference_has_dropout_on_the_server_as_the_public_code():
+    method = build_method(make_config(method="fedtad", set={"preset": "reference"}))
+    assert method.server_dropout
+    assert not FedTAD(NET).server_dropout
+
+
 def test_the_generator_learns_nodes_that_the_teachers_recognise():
     method = FedTAD(NET, pseudo_nodes=30, generator_steps=60, lam_diverg=0, lam_div=0,
                     generator_lr=1e-2)  # fmt: skip
@@ -208,7 +228,7 @@ def test_the_generator_learns_nodes_that_the_teachers_recognise():
     lesson = Lesson(method, stack([model]), torch.ones(1, CLASSES), personal=False)
     generator = method.generator.init(make_key(9))
     trained, _ = lesson.make_harder(
-        generator, Adam(lr=method.generator_lr).init(generator), model,
+        generator, method.generator_optimizer.init(generator), model,
         lesson.noise(make_key(4)), make_key(4),
     )  # fmt: skip
 

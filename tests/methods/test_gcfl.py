@@ -91,10 +91,11 @@ def test_cosines_and_their_cut() -> None:
 
 def test_the_criterion() -> None:
     products, weight = gram({"w": updates()}), torch.tensor(SIZES, dtype=torch.float64)
-    plain, largest = update_norms(products, weight, "plain")
-    assert (plain, largest) == pytest.approx((0.020322, 0.100623), abs=1e-6)
-    weighted, _ = update_norms(products, weight, "weighted")
-    assert weighted == pytest.approx(0.008333, abs=1e-6)
+    everyone = torch.ones(1, 5, dtype=torch.bool)
+    plain, largest = update_norms(products, everyone, weight, "plain")
+    assert (float(plain), float(largest)) == pytest.approx((0.020322, 0.100623), abs=1e-6)
+    weighted, _ = update_norms(products, everyone, weight, "weighted")
+    assert float(weighted) == pytest.approx(0.008333, abs=1e-6)
 
 
 @dataclass
@@ -116,7 +117,11 @@ class Everyone:
 def test_who_splits(eps1: float, mean: Any, split: bool) -> None:
     method = GCFL(NODE_NET, eps1=eps1, eps2=0.09, mean=mean)
     weight = torch.tensor(SIZES, dtype=torch.float64)
-    made = method._split(server(), gram({"w": updates()}), weight, Everyone())  # type: ignore[arg-type]
+    start, products, everyone = server(), gram({"w": updates()}), Everyone()
+    start = replace(start, played=torch.tensor(99))
+    found = method._criterion(start, products, weight, everyone.positions)
+    assert found.met.tolist() == [split, False, False, False, False]
+    made = method._split(start, products, found, everyone)  # type: ignore[arg-type]
     assert clusters(made) == ([[0, 1, 4], [2, 3]] if split else [[0, 1, 2, 3, 4]])
     if split:
         (line,) = cluster_tree(made)
@@ -125,15 +130,20 @@ def test_who_splits(eps1: float, mean: Any, split: bool) -> None:
         assert line.cut == pytest.approx(0.131526, abs=1e-6)
 
 
-def test_a_cluster_moves_by_the_weighted_mean_of_its_updates() -> None:
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [("mean", [0.396429, 0.211429, 0.102143]), ("sum", [0.585, 0.23, 0.105])],
+)
+def test_a_cluster_moves_by_the_mean_or_the_sum_of_its_updates(
+    update: str, expected: list[float]
+) -> None:
     theta = torch.tensor([0.3, 0.2, 0.1])
     start = replace(
         server(), models={"w": theta.expand(5, 3).clone()}, cluster=torch.tensor([0, 0, 1, 1, 0])
     )
     weight = torch.tensor(SIZES, dtype=torch.float64)
-    moved = _moved(start, {"w": updates()}, weight, torch.arange(5))["w"]
+    moved = _moved(start, {"w": updates()}, weight, torch.arange(5), update)["w"]
     for member in (0, 1, 4):
-        expected = [0.396429, 0.211429, 0.102143]
         assert moved[member].tolist() == pytest.approx(expected, abs=1e-6)
     assert torch.equal(moved[0], moved[4])
 
@@ -203,6 +213,15 @@ def test_without_a_split_it_is_fedavg(net: Any, make: Any, fraction: float) -> N
         for one, other in zip(leaves(model), leaves(average.server), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     assert clusters(ours.server) == [[0, 1, 2, 3]]
+
+
+def test_the_sum_of_one_client_is_its_mean() -> None:
+    models = [
+        run(GCFL(NODE_NET, update=update), small_federation((13,))).server.models
+        for update in ("sum", "mean")
+    ]
+    for one, other in zip(*map(leaves, models), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_clients_on_their_own_train_alone() -> None:

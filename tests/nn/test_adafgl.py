@@ -14,10 +14,12 @@ from torch.nn import functional
 
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import make_key, normal
+from atoll.core.vmap.stacks import call
 from atoll.nn import views
 from atoll.nn.adafgl import (
     Heads,
     Similarity,
+    _PReLU,
     by_rows,
     directions,
     propagation,
@@ -205,3 +207,19 @@ def test_heads_drop_each_their_own_entries():
         assert not torch.equal(noisy[name], plain[name])
     still = replace(HEADS, dropout=0.0)(params, graph, propagate, make_key(6))
     assert all(torch.equal(still[name], plain[name]) for name in plain)
+
+
+def test_prelu_is_that_of_torch_with_its_derivatives():
+    made = torch.Generator().manual_seed(0)
+    h = torch.randn(3, 20, 4, dtype=torch.float64, generator=made)
+    h[:, :2] = 0  # torch takes the slope there
+    slope = torch.rand(3, 1, dtype=torch.float64, generator=made)
+
+    def slopes(prelu):
+        given = h.clone().requires_grad_(), slope.clone().requires_grad_()
+        out = vmap(prelu)(*given)
+        return [out.detach(), *torch.autograd.grad((out * torch.arange(4)).sum(), given)]
+
+    ours = slopes(lambda h, slope: call(_PReLU, h, slope))
+    for one, other in zip(ours, slopes(functional.prelu), strict=True):
+        torch.testing.assert_close(one, other)

@@ -100,8 +100,8 @@ def test_files_are_written_or_refused_in_one_sentence(tmp_path):
 MARKED = make_table(
     ("method", "score", Column("scale", below="<i>0</i>")),
     [
-        ("a_b|c", Cell("80.2", "0.1", mark="best"), Cell("x", html="<svg/>")),
-        ("d", Cell("79.0", mark="second", sign="≈"), None),
+        ("a_b|c", Cell("80.2", "0.1", best=True), Cell("x", html="<svg/>")),
+        ("d", Cell("79.0", sign="≈"), None),
     ],
     title="Scores & more",
     caption="In <percent>.",
@@ -112,15 +112,15 @@ MARKED = make_table(
 
 def test_marks_spreads_and_signs_in_every_form():
     assert "| a\\_b\\|c | **80.2 ± 0.1** | x |" in markdown(MARKED)
-    assert "| d | *79.0≈* |  |" in markdown(MARKED)
+    assert "| d | 79.0≈ |  |" in markdown(MARKED)
     text = latex(MARKED)
     assert "a\\_b|c & \\textbf{80.2}{\\scriptsize$\\pm$0.1} & x \\\\" in text
-    assert "d & \\underline{79.0}$^{\\approx}$ &  \\\\" in text
+    assert "d & 79.0$^{\\approx}$ &  \\\\" in text
     page = html(MARKED)
     assert (
         '<td class=n><b>80.2</b> <span class="pm">± 0.1</span></td><td class=n><svg/></td>' in page
     )
-    assert "<td class=n><u>79.0</u><sup>≈</sup></td>" in page
+    assert "<td class=n>79.0<sup>≈</sup></td>" in page
     assert csv_text(MARKED).splitlines() == ["method,score,scale", "a_b|c,80.2 ± 0.1,x", "d,79.0≈,"]
 
 
@@ -152,7 +152,7 @@ def test_page_escapes_text_and_names_its_region():
 
 def test_terminal_has_marks_sections_and_no_markup():
     console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    table = make_table(("m", "s"), [("[red]", Cell("1", mark="best")), ("b", 2)], sections=(1,))
+    table = make_table(("m", "s"), [("[red]", Cell("1", best=True)), ("b", 2)], sections=(1,))
     with console.capture() as captured:
         console.print(rich_table(table))
     lines = captured.get().splitlines()
@@ -160,7 +160,7 @@ def test_terminal_has_marks_sections_and_no_markup():
     assert set(lines[1].strip()) == {"─"}
     drawn = rich_table(MARKED, framed="left")
     assert (str(drawn.title), str(drawn.caption)) == ("Scores & more", "In <percent>.")
-    assert [str(cell.style) for cell in drawn.columns[1].cells] == ["bold", "underline"]
+    assert [str(cell.style) for cell in drawn.columns[1].cells] == ["bold", ""]
 
 
 def test_records_become_rows_and_what_is_missing_stays_empty():

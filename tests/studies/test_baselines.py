@@ -16,7 +16,11 @@ import torch
 import atoll
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
+from atoll.core.graph import with_views
+from atoll.core.optim import Adam
+from atoll.core.random import make_key
 from atoll.core.task import task_named
+from atoll.core.tree import Tree, stack
 from atoll.data.source import Source
 from atoll.data.split import growth
 from atoll.experiment.baseline import (
@@ -29,6 +33,8 @@ from atoll.experiment.baseline import (
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import read_result
 from atoll.experiment.problem import Problem
+from atoll.methods import FedTAD, method_class
+from atoll.nn import GCN
 from atoll.report.collect import collect
 from atoll.report.page import page
 from atoll.studies.baselines import (
@@ -37,6 +43,7 @@ from atoll.studies.baselines import (
     NeighbourTrees,
     Oracle,
     PooledTrees,
+    RealFedTAD,
     Trees,
     make_baseline,
 )
@@ -208,6 +215,62 @@ def test_the_oracle_is_local_training_on_one_client() -> None:
     assert result.scored == POOLED
     assert result.metrics()["test_accuracy"] == local.metrics()["test_accuracy"]
     assert result.metrics()["val_accuracy"] == local.metrics()["val_accuracy"]
+
+
+def test_fedtad_on_the_real_graph_is_a_baseline_that_pools_all_data() -> None:
+    # Without distillation it is FedAvg; with it, its server reads a graph with all edges.
+    rows = ["fedavg", "fedtad-real:distil_steps=0", "fedtad-real:distil_lr=0.1"]
+    found = atoll.compare(rows, DATA, **{**SMALL, "seeds": 2})
+    average, silent, taught = found.tables[0].rows
+    assert (average.scored, silent.scored, taught.scored) == ("global", POOLED, POOLED)
+    assert average.scores.tolist() == pytest.approx(silent.scores.tolist(), abs=1e-12)
+    assert average.scores.tolist() != taught.scores.tolist()
+
+
+def test_fedtad_on_the_real_graph_learns_the_teachers_mean_on_all_edges() -> None:
+    config = make_config(method="fedtad-real", data=DATA, clients=3, objects=["method"])
+    problem, baseline = Problem.of(config), RealFedTAD()
+    clients = problem.divide(0).federation
+    whole = pooled_graph(problem, clients, 0)
+    inside = sum(graph.edges.shape[1] for graph in clients.graphs)
+    assert whole.edges.shape[1] > inside
+    net = GCN(clients.features, clients.classes, hidden=8)
+    made = FedTAD(net, distil_steps=1, iterations=1, distil_lr=1e-3)
+    method, same = baseline._placed(made, whole, clients, "cpu")
+    assert same is clients
+    models = [net.init(make_key(k)) for k in range(4)]
+    lesson = method.lesson(stack(models[:3]), torch.full((3, clients.classes), 1 / 3), False)
+    assert float(lesson.weight.sum()) == pytest.approx(1)
+    assert lesson.weight.shape == (3, whole.num_nodes)
+    graph = with_views(whole, net.views)
+
+    def gap(student: Tree) -> float:
+        taught = torch.stack([net(model, graph) for model in models[:3]])
+        return float((net(student, graph) - taught).abs().mean())
+
+    moments = Adam().init(models[3])
+    after, _ = lesson.teach(None, models[3], moments, torch.zeros(1), make_key(0))
+    assert gap(after) < gap(models[3])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"dp": "clip=1,noise=1"}, "differential privacy protects federated training"),
+        ({"split": "inductive"}, "needs all nodes from the start"),
+        ({"set": {"reliability": "nodes"}}, "leave out reliability"),
+    ],
+)
+def test_fedtad_on_the_real_graph_is_refused(options: dict[str, Any], problem: str) -> None:
+    given = {"method": "fedtad-real", "data": DATA, "clients": 3, "rounds": 2}
+    config = make_config(**given, objects=["method"], **options)
+    with pytest.raises(ConfigError, match=problem):
+        run_baseline(config, RealFedTAD())
+
+
+def test_no_run_and_no_federation_knows_the_oracle_of_fedtad() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'fedtad-real'"):
+        method_class("fedtad-real")
 
 
 def test_trees_mlp_and_oracle_stand_in_a_comparison_and_its_report(tmp_path: Path) -> None:

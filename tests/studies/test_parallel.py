@@ -162,13 +162,15 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     same_numbers(folder, one_by_one)
 
 
+@pytest.mark.parametrize("unread", [False, True])
 def test_an_interrupt_leaves_no_cell_as_running_and_all_go_on(
-    tmp_path: Path, one_by_one: Path
+    tmp_path: Path, one_by_one: Path, unread: bool
 ) -> None:
     class Interrupted(Heard):
         def should_stop(self) -> bool:
-            if self.rounds:
-                raise KeyboardInterrupt  # the second Ctrl-C
+            # The second Ctrl-C, maybe before the parent has read that a run began.
+            if self.rounds or (unread and states(tmp_path)):
+                raise KeyboardInterrupt
             return False
 
     with pytest.raises(KeyboardInterrupt):

@@ -57,11 +57,7 @@ def _pair_table(found: Heterogeneity) -> Table:
     names = ("mean ± std", "most alike", "least alike")
     columns = [Column("", "left", wrap=True), *(Column(name, wrap=True) for name in names)]
     title = "How different every two clients are (Jensen-Shannon divergence, 0 to 1)"
-    caption = (
-        f"in the units of GCFL's Table 2: structure {_mean_std(found.gcfl_structure)} "
-        f"(distance, nats), features {_mean_std(found.gcfl_feature)} (divergence, nats)"
-    )
-    return make_table(columns, lines, title=title, caption=caption)
+    return make_table(columns, lines, title=title)
 
 
 def _shape_table(found: Heterogeneity) -> Table:

@@ -40,7 +40,7 @@ def inspect(out: Path | None, **given: object) -> None:
     from atoll.present.files import write_all
 
     config = config_of(given)
-    console = _console(out)
+    console = checked_console(out)
     made = Problem.of(config).divide(config.seed)
     need_one_graph(made.federation)
     print_notes(console, [*made.notes, *nearly_single_class(made.federation)])
@@ -70,7 +70,7 @@ def contribution(out: Path | None, as_json: bool, **given: Any) -> None:
     from atoll.present.terminal import progress
 
     how, config = pop(given, "client", "vary", "ratio"), config_of(given)
-    console = _console(out, as_json=as_json)
+    console = checked_console(out, as_json=as_json)
     rounds = resolve(config)[0].rounds or 1
     with progress(console, 2 * config.seeds * rounds) as move:
 
@@ -103,7 +103,7 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
     from atoll.analyses.clusters_charts import cluster_files
 
     to = out or folder / "clusters"
-    console = _console(to if folder.exists() else None, as_json=as_json)
+    console = checked_console(to if folder.exists() else None, as_json=as_json)
     found = study_clusters(folder, **given)
     _print(console, cluster_parts(found), gap=2)
     _finish(console, to, cluster_files(found), summary(found) if as_json else None)
@@ -127,7 +127,7 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
     from atoll.present.terminal import progress
 
     config = config_of(given, method="gcfl")
-    console = _console(out, as_json=as_json)
+    console = checked_console(out, as_json=as_json)
     with progress(console, config.rounds or analysis.ROUNDS, "without splits") as move:
         found = analysis.tune_clusters(config, on_round=lambda done: move(1))
     print_notes(console, found.notes)
@@ -189,13 +189,13 @@ def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) ->
     from atoll.analyses.similarity import read_similarities, similarity_files, similarity_table
 
     to = out or folders[0] / "similarity"
-    console = _console(to if folders[0].exists() else None)
+    console = checked_console(to if folders[0].exists() else None)
     found = read_similarities(folders, seed)
     _print(console, [similarity_table(found)], framed="left")
     _finish(console, to, similarity_files(found))
 
 
-def _console(out: Path | None, *, as_json: bool = False) -> Console:
+def checked_console(out: Path | None, *, as_json: bool = False) -> Console:
     """The console, once files can be written into the folder, if there is one."""
     from atoll.present.files import check_output
 

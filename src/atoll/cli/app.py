@@ -10,6 +10,7 @@ import click
 from atoll import __version__
 from atoll.cli.analyses import clusters, contribution, explain, inspect, similarity, tune_clusters
 from atoll.cli.catalogue import datasets, methods
+from atoll.cli.claim import claim
 from atoll.cli.common import AtollSubgroup
 from atoll.cli.compare import compare
 from atoll.cli.data import data, partition
@@ -64,5 +65,5 @@ def main(ctx: click.Context, debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for _command in (*COMMANDS, *ANALYSES, data, datasets, methods, partition):
+for _command in (*COMMANDS, *ANALYSES, claim, data, datasets, methods, partition):
     main.add_command(_command)

@@ -107,6 +107,11 @@ DIVISION = (
         "Shares of training, validation and test: 0.2/0.4/0.4.  [default: the split's]",
     ),
     option("--protocol NAME", _PROTOCOLS),
+    option(
+        "--data-seed S",
+        "Seed of partition and split for every run.  [default: the protocol's, or the run's seed]",
+        int,
+    ),
     repeatable("--allow WHAT", "Accept clients with no-edge or single-class; repeatable."),
     option(
         "--batch-size B",

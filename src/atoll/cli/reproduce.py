@@ -27,6 +27,7 @@ OUT = (
     option("--both", "Under protocol strict as well."),
     option("--rounds R", "Fewer rounds, for a quick look without a verdict.", int),
     option("--tex", "Write a LaTeX table, too."),
+    option("--dry-run", "List the runs and the data that are missing; run nothing."),
     options.DATA_ROOT,
     options.DEVICE,
     option("--out DIR", OUT, PATH),
@@ -34,26 +35,29 @@ OUT = (
     example="atoll reproduce fedath table1 --only dataset=Cora,clients=10 --both",
 )
 def reproduce(
-    paper: str | None, item: str | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
+    paper: str | None,
+    item: str | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
+    **given: Any,
 ) -> None:
     """Run a TABLE or FIGURE of PAPER (fedath, fediih, fedtad, gcfl) again.
 
     Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
     is every one of the paper.
     """
+    from atoll.analyses.graph_sets import gcfl_table
     from atoll.cli.study_progress import StudyWatcher
+    from atoll.present.files import write_all
     from atoll.present.tables import layout
     from atoll.studies.reproduce import printed
+    from atoll.studies.reproduce import table as tables
+    from atoll.studies.reproduce.dry_run import dry_run_parts
     from atoll.studies.reproduce.figures import reproduce_figure
     from atoll.studies.reproduce.listing import items, listing_parts
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
-    from atoll.studies.reproduce.table import (
-        PaperStudy,
-        Wanted,
-        parse_only,
-        reproduce_table,
-        whole_table,
-    )
 
     console = common.make_console(stderr=as_json or quiet)
     tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()
@@ -63,29 +67,37 @@ def reproduce(
         return
     chosen = read_paper(paper)
     folder = out or Path("atoll-runs") / f"reproduce-{chosen.name}"
-    wanted = Wanted(parse_only(only), root=root, **given)
+    wanted = tables.Wanted(tables.parse_only(only), root=root, **given)
     summaries: list[dict[str, Any]] = []
 
     def report_stop(stop: BaseException) -> None:
         click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
 
     for kind, number in items(chosen, item):
+        if dry_run:
+            console.print(layout([*dry_run_parts(chosen, kind, number, wanted), ""]))
+            continue
+        if kind == "table" and chosen.recipe.tables[number].from_data:
+            made = gcfl_table(number, root)
+            console.print(layout(made.parts()))
+            common.print_written(console, write_all(folder, made.files()))
+            continue
         watcher = StudyWatcher(console, quiet=quiet)
         with common.stoppable(report_stop), watcher:
-            study = PaperStudy(chosen, wanted, folder, watcher, jobs)
+            study = tables.PaperStudy(chosen, wanted, folder, watcher, jobs)
             if kind == "figure":
                 figure = reproduce_figure(study, number)
                 parts, paths, summary = figure.parts(), figure.paths, figure.summary()
             else:
-                table = reproduce_table(study, number)
-                whole = whole_table(folder, chosen, number, wanted.rounds)
+                table = tables.reproduce_table(study, number)
+                whole = tables.whole_table(folder, chosen, number, wanted.rounds)
                 parts, summary = printed.table_parts(table, len(whole.rows)), printed.summary(table)
                 paths = printed.write_table(whole, folder, tex=tex)
         if not quiet:
             console.print(layout(parts))
             common.print_written(console, paths)
         summaries.append(summary)
-    if as_json:
+    if as_json and summaries:
         click.echo(json.dumps(summaries[0] if item.lower() != "all" else summaries))
     if any(summary.get("counts", {}).get("failed") for summary in summaries):
         click.get_current_context().exit(1)

@@ -215,18 +215,15 @@ class TimeLeft:
     """
 
     def __init__(self, runs: Sequence[StudyRun]) -> None:
-        self.rounds: dict[str, int] = {}
+        self.rounds, rough = dict[str, int](), dict[str, float]()
+        self.kinds: dict[str, tuple[object, object]] = {}  # a cell's data, and its method
         for run in runs:
             config, rules = resolve(run.config, task_of_object(run.data))
-            self.rounds[run.name] = (config.rounds or rules.rounds) * config.seeds
-        self.methods = {run.name: run.labels.get("method") for run in runs}
-        labels = {run.name: run.labels for run in runs}
-        self.problems = {name: (of.get("data"), of.get("clients")) for name, of in labels.items()}
-        self.waiting = dict.fromkeys(self.rounds, 1.0)
-        self.rate: dict[str, float] = {}
-        rough = {run.name: cost_of(run.config) / self.rounds[run.name] for run in runs}
-        known = [cost for cost in rough.values() if cost]
-        usual = float(np.mean(known)) if known else 1.0
+            self.rounds[run.name] = rounds = (config.rounds or rules.rounds) * config.seeds
+            rough[run.name], of = cost_of(run.config) / rounds, run.labels
+            self.kinds[run.name] = (of.get("data"), of.get("clients")), of.get("method")
+        self.waiting, self.rate = dict.fromkeys(self.rounds, 1.0), dict[str, float]()
+        usual = float(np.mean([cost for cost in rough.values() if cost] or [1.0]))
         self.rough = {name: cost or usual for name, cost in rough.items()}
 
     def advance(self, run: StudyRun, share: float, seconds: float) -> None:
@@ -249,13 +246,12 @@ class TimeLeft:
         alike: dict[object, list[float]] = defaultdict(list)
         slowness = {name: rate / self.rough[name] for name, rate in self.rate.items()}
         for name, slow in slowness.items():
-            alike[self.problems[name]].append(slow)
-            alike[self.methods[name]].append(slow)
+            for kind in self.kinds[name]:
+                alike[kind].append(slow)
         every = float(np.mean(list(slowness.values())))
         each = []
         for name, share in self.waiting.items():
-            problem = alike.get(self.problems[name], [every])
-            method = alike.get(self.methods[name], [every])
+            problem, method = (alike.get(kind, [every]) for kind in self.kinds[name])
             # As slow as its data and as slow as its method are, compared with all.
             slow = float(np.mean(problem) * np.mean(method)) / max(every, 1e-9)
             rate = self.rate.get(name, slow * self.rough[name])

@@ -12,8 +12,9 @@ data it has. Only for methods whose clients send one update of one model (`Metho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -132,31 +133,13 @@ class _OneUpdate:
     def __init__(self, clients: Clients, method: Noised) -> None:
         self.clients, self.method = clients, method
 
-    @property
-    def positions(self) -> Tensor:
-        return self.clients.positions
+    positions, total, replies, round, key, require_finite, happens = (
+        property(attrgetter(f"clients.{name}"))
+        for name in ("positions", "total", "replies", "round", "key", "require_finite", "happens")
+    )
 
     def __len__(self) -> int:
         return len(self.clients)
-
-    @property
-    def total(self) -> int:
-        return self.clients.total
-
-    @property
-    def replies(self) -> Mapping[str, Any]:
-        return self.clients.replies
-
-    @property
-    def round(self) -> int:
-        return self.clients.round
-
-    def require_finite(self, tree: Tree, problem: str) -> None:
-        self.clients.require_finite(tree, problem)
-
-    @property
-    def key(self) -> Tensor:
-        return self.clients.key
 
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         if step.name != "train" or step.owner is not self.method.base:

@@ -18,8 +18,11 @@ TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
 AGE = 60.0  # least seconds since the last write before a temporary file counts as left over
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file's content in one step, or not at all; the file has `mode` from its start."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = False) -> None:
+    """Replace a file's content in one step, or not at all; the file has `mode` from its start.
+
+    With `new` a file that exists stays, and is an error: of two processes one gets the name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -31,7 +34,11 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
                 file.flush()
                 os.fsync(file.fileno())
                 os.chmod(name, mode)
-                os.replace(name, path)
+                if new:
+                    os.link(name, path)
+                    os.unlink(name)
+                else:
+                    os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise

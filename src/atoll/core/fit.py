@@ -16,7 +16,7 @@ from atoll.core.minibatch import minibatches
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, inside_transform, leaves, with_leaves
-from atoll.core.vmap.stacks import Batch, current_batch
+from atoll.core.vmap.stacks import Batch, Batches, current_batch, current_batches
 
 Loss = Callable[[Tree, Graph, Tensor], Tensor]
 """(params, graph, key) -> scalar, where the graph is the client's or a mini-batch of it."""
@@ -113,7 +113,7 @@ def _descend(
 
 def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     """The loss's gradient by the parameters, a tree like them."""
-    batch = current_batch()
+    batch = current_batch() or current_batches()  # the first costs less
     if batch is not None:
         return _gradient_of_batch(batch, loss, params, key)
     if inside_transform():
@@ -127,10 +127,11 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
     return with_leaves(params, found)
 
 
-def _gradient_of_batch(batch: Batch, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
-    """Every client's gradient, by plain autograd on the stacks behind `vmap`."""
+def _gradient_of_batch(batch: Batch | Batches, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
+    """Every client's gradient, in every run, by plain autograd on the stacks behind `vmap`."""
     # No client's loss depends on another client's parameters, so the gradient of all losses
-    # contains each client's. `torch.func.grad` would wrap every operation in a second interpreter.
+    # contains each client's. `torch.func.grad` would wrap every operation in one more interpreter,
+    # and import a compiler, for seconds.
     with torch.enable_grad():
         lowered = [batch.lower(leaf) for leaf in leaves(params)]
         with batch.paused():

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from atoll.core.errors import ConfigError
 from atoll.core.kernels import on_gpu
 from atoll.core.tree import Tree, leaves
-from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, batched, call
+from atoll.core.vmap.stacks import Context, Gradients, Stacked, call
 
 if TYPE_CHECKING:
     from atoll.core.graph import Graph
@@ -48,7 +47,7 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
     return (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
-class _CrossEntropy(Function):
+class _CrossEntropy(Stacked):
     """The mean loss by weight, (...,), of logits (..., N, C), and its slope by the logits."""
 
     @staticmethod
@@ -72,14 +71,8 @@ class _CrossEntropy(Function):
     def backward(ctx: Context, grad: Tensor, _: Tensor) -> Gradients:
         return call(_Along, *ctx.saved_tensors, grad), None, None, None
 
-    @staticmethod
-    def vmap(
-        info: Vmap, dims: Dims, *args: Tensor | bool
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return call(_CrossEntropy, *batched(info, dims, *args)), (0, 0)
 
-
-class _Along(Function):
+class _Along(Stacked):
     """A slope, (..., N, C), times a number for each (...,): linear, and differentiable in that."""
 
     @staticmethod
@@ -93,10 +86,6 @@ class _Along(Function):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> Gradients:
         raise RuntimeError("second derivatives of the cross entropy are not available on a GPU")
-
-    @staticmethod
-    def vmap(info: Vmap, dims: Dims, *args: Tensor) -> tuple[Tensor, int]:
-        return call(_Along, *batched(info, dims, *args)), 0
 
 
 FOCAL = 2.0  # the usual exponent of a focal loss

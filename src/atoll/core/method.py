@@ -201,6 +201,12 @@ class Clients(Protocol):
     def require_finite(self, tree: Tree, problem: str) -> None:
         """Stop with the given sentence if one of the server's tensors is not finite."""
 
+    def happens(self, condition: Tensor) -> bool:
+        """Whether something rare happens in this round, () bool, which only the device knows.
+
+        A recorded round is one without it; rounds in which it happens are played anew.
+        """
+
 
 @dataclass(frozen=True)
 class Method(ABC):

@@ -160,19 +160,19 @@ def _adam(
     if steps.is_cuda:
         found = zip(*kernels.adam(settings, numbers, steps + 1, lists), strict=True)
         return (steps + 1, *(leaf for part in found for leaf in part))
-    counts = [steps.clone() for _ in params]
+    steps = steps + 1
+    counts = [steps] * count  # the kernel only reads them
     if batched and len(set(steps.numpy().tolist())) == 1:
         # Clients of the same age (nearly always): their leaves are one long leaf.
-        counts = [steps[0].clone() for _ in params]
+        counts = [steps[0]] * count
     elif batched:
         # Clients may have taken different numbers of steps, so each has leaves of its own.
         lists = [[row for leaf in part for row in leaf.unbind(0)] for part in lists]
-        counts = [row for _ in params for row in steps.clone().unbind(0)]
+        counts = [*steps.unbind(0)] * count
     # The kernel behind torch.optim.Adam(fused=True); its wrapper would load a compiler first.
     fused: Callable[..., None] = torch._fused_adam_
-    torch._foreach_add_(counts, 1)
     fused(*lists, [], counts, **vars(settings), amsgrad=False, maximize=False)
-    return (steps + 1, *params, *mean, *square)
+    return (steps, *params, *mean, *square)
 
 
 def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ...]:

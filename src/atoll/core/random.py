@@ -15,21 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from atoll.core.kernels import on_gpu
 from atoll.core.tree import inside_transform
-from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import (
-    Constant,
-    Context,
-    Dims,
-    Gradients,
-    Vmap,
-    batched,
-    call,
-    current_batch,
-)  # fmt: skip
+from atoll.core.vmap import kernels, stacks
+from atoll.core.vmap.stacks import Constant, Context, Dims, Gradients, Stacked, Vmap, call
 from atoll.core.vmap.varied import Varied
 
 T = TypeVar("T")
@@ -75,7 +65,7 @@ def salted(key: Tensor, salt: Number) -> Tensor:
     """`fold(key, *parts)`, for parts whose salt is known."""
     if key.is_cuda:
         return _hashed(key, salt)
-    batch = current_batch()
+    batch = stacks.current_batch()
     if batch is None or not batch.holds(key):
         return _mix64((key ^ salt) * _MIX_B)
     keys, axis = batch.lower(key)
@@ -273,7 +263,7 @@ class _Keep(Constant):
         return call(_Keep, *_batch_first(in_dims[:3], *args[:3]), *args[3:]), 0
 
 
-class _Dropped(Function):
+class _Dropped(Stacked):
     """Dropout, behind a rectifier if asked for, in one kernel on a GPU."""
 
     @staticmethod
@@ -304,12 +294,8 @@ class _Dropped(Function):
             return call(_PassedBack, grad, output, dropped), *nothing
         return call(_Dropped, grad, key, rows, salt, dropped, False), *nothing
 
-    @staticmethod
-    def vmap(info: Vmap, dims: Dims, *args: Any) -> tuple[Tensor, int]:
-        return call(_Dropped, *batched(info, dims, *args)), 0
 
-
-class _PassedBack(Function):
+class _PassedBack(Stacked):
     """The gradient behind rectifier and dropout; linear in its first argument."""
 
     @staticmethod
@@ -326,10 +312,6 @@ class _PassedBack(Function):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> Gradients:
         return call(_PassedBack, grad, *ctx.saved_tensors, *ctx.rest), None, None
-
-    @staticmethod
-    def vmap(info: Vmap, dims: Dims, *args: Any) -> tuple[Tensor, int]:
-        return call(_PassedBack, *batched(info, dims, *args)), 0
 
 
 def _scaled(kept: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor:

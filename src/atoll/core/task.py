@@ -18,7 +18,7 @@ from atoll.core.kernels import on_gpu
 from atoll.core.losses import below_top, cross_entropy
 from atoll.core.score_bins import binned, log_odds
 from atoll.core.tree import record
-from atoll.core.vmap.stacks import Constant, Dims, Vmap, batched, call
+from atoll.core.vmap.stacks import Constant, Stacked, call
 
 if TYPE_CHECKING:
     from atoll.core.graph import Graph
@@ -108,7 +108,7 @@ class Classification(Task):
         return Scores(confusion, loss, auc, bins)
 
 
-class _Counted(Constant):
+class _Counted(Constant, Stacked):
     """Confusion counts, (..., 3, C, C), and mean losses, (..., 3), of logits (..., N, C)."""
 
     @staticmethod
@@ -120,12 +120,6 @@ class _Counted(Constant):
         flat = logits.reshape(-1, *logits.shape[-2:]).contiguous()
         counts, loss = classes.scores(flat, labels, tuple(rows))
         return counts.reshape(*front, *counts.shape[1:]), loss.reshape(*front, *loss.shape[1:])
-
-    @staticmethod
-    def vmap(
-        info: Vmap, dims: Dims, *args: Tensor
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return call(_Counted, *batched(info, dims, *args)), (0, 0)
 
 
 class NodeClassification(Classification):

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -27,8 +28,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError
-
 from atoll import __version__
 from atoll.core.errors import DataError
 
@@ -38,6 +37,7 @@ OFF = "off"  # the value of ATOLL_CACHE, and of the command line's --no-cache
 LIMIT = 2 << 30  # bytes of all entries; the least recently used go first
 MOST = 4  # one entry takes at most the limit divided by this
 FORMAT = 1
+ENTRY = re.compile(r"([0-9a-f]{2})/[a-z]+-\1[0-9a-f]{62}-[0-9a-f]{8}")
 HELPERS = (
     *("numpy", "scipy", "scikit-learn", "scikit-network", "networkx", "python-louvain"),
     *("pymetis", "pyarrow", "torch", "torch_geometric", "ogb"),
@@ -76,7 +76,7 @@ class Cache:
                 return found
             except FileNotFoundError:  # another process made room
                 continue
-            except (DataError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # a damaged file may fail its reader in any way
                 log.warning("cache entry %s is damaged (%s); it is made again", path.name, error)
                 with suppress(OSError):
                     path.unlink()
@@ -107,14 +107,21 @@ class Cache:
         """The time of the last use, the size and the file of every entry, the oldest first."""
         found = []
         for path in self.folder.glob("??/*-*-*"):
+            if not ENTRY.fullmatch(f"{path.parent.name}/{path.name}"):
+                continue  # a file of another program
             with suppress(OSError):  # another process made room
                 known = path.stat()
                 found.append((known.st_mtime, known.st_size, path))
         return sorted(found)
 
     def clear(self) -> None:
-        """Delete all entries."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete all entries, and no other file of the folder."""
+        for _, _, path in self.entries():
+            path.unlink(missing_ok=True)
+        self._clear_left_over()
+        for folder in (*self.folder.glob("??"), self.folder):
+            with suppress(OSError):  # it holds other files, or is one
+                folder.rmdir()
 
     def hash_of(self, homes: Sequence[Path]) -> str:
         """The SHA-256 of all raw files below some folders, by name and content.
@@ -149,6 +156,9 @@ class Cache:
                 break
             path.unlink(missing_ok=True)
             total -= size
+        self._clear_left_over()
+
+    def _clear_left_over(self) -> None:
         for left in self.folder.glob("??/.new-*"):
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > STALE:

@@ -16,7 +16,6 @@ from atoll.core.graph import Graph, Sparse, make_graph, sparse_matrix
 from atoll.data.partition import Partition, divide
 from atoll.data.public.registry import SPARSE_BELOW
 from atoll.data.source import TEST, TRAIN, VAL, GraphGroup, GraphSet, Source
-from atoll.data.spec import Value
 from atoll.data.split import Growth, Parts, Ratios, growth
 from atoll.data.split import split as assign_roles
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import scipy.sparse as sp
 
 Data = Source | GraphSet | GraphGroup
-Options = dict[str, Value]
 DEGENERATE = ("no-edge", "single-class")  # clients that are refused unless the user allows them
 BY_SET = "by-set"  # the partition of a group: one set for each client
 BATCH_SIZE = 128  # training graphs in one step unless the user says otherwise; GCFL's number
@@ -43,8 +41,6 @@ def federate(
     partition_seed: int | None = None,
     allow: Collection[str] = (),  # names from `DEGENERATE` that are accepted
     batch_size: int = BATCH_SIZE,  # training graphs in one step; 0 for all of a client's at once
-    partition_options: Options | None = None,
-    split_options: Options | None = None,
 ) -> Federation:
     """Divide a graph or a set of graphs among clients, or give each a set, and all of it roles.
 
@@ -53,16 +49,16 @@ def federate(
     """
     batching = WHOLE if isinstance(source, Source) else batching_of(batch_size)
     first = seed if partition_seed is None else partition_seed
-    parts = _divided(source, partition, clients, first, partition_options or {})
+    parts = _divided(source, partition, clients, first)
 
     def draw(of: Source | GraphSet, owned: Parts) -> list[np.ndarray]:
-        return assign_roles(of, owned, split, seed, ratios, **(split_options or {}))
+        return assign_roles(of, owned, split, seed, ratios)
 
     if isinstance(source, GraphGroup):
         roles = [draw(one, [ids])[0] for one, ids in zip(source.sets, parts.parts, strict=True)]
     else:
         roles = draw(source, parts.parts)
-    grows = growth(source, split, ratios, **(split_options or {}))
+    grows = growth(source, split, ratios)
     graphs = _graphs(source, parts.parts, roles, grows)
     sets = source.sets if isinstance(source, GraphGroup) else (source,) * len(graphs)
     names = _client_names(source, parts.recipe)
@@ -117,13 +113,11 @@ def _graphs(
     return tuple(joined_graphs(one, ids, own, width, classes) for one, ids, own in owned)
 
 
-def _divided(
-    source: Data, partition: str | None, clients: int | None, seed: int, options: Options
-) -> Partition:
+def _divided(source: Data, partition: str | None, clients: int | None, seed: int) -> Partition:
     """Who owns what; every set of a group goes whole to one client."""
     if not isinstance(source, GraphGroup):
         usual = "louvain" if isinstance(source, Source) else "gcfl-oneds"
-        return divide(source.checked(), partition or usual, clients, seed, **options)
+        return divide(source.checked(), partition or usual, clients, seed)
     if partition not in (None, BY_SET):
         advice = "leave out --partition"
         raise ConfigError(f"group '{source.name}' has one client for each data set; {advice}")

@@ -170,12 +170,11 @@ class GraphSet(_Labelled):
         """The graph that each node belongs to, (N,)."""
         return np.repeat(np.arange(self.num_graphs), np.diff(self.node_ptr))
 
-    def prepared(self) -> GraphSet:
-        return self.undirected_simple()
-
     def undirected_simple(self) -> GraphSet:
         """The same graphs with edges in both directions, without self-loops and duplicates."""
         return replace(self, edges=both_directions(self.edges, len(self.x))[0])
+
+    prepared = undirected_simple
 
     def checked(self) -> GraphSet:
         """Refuse a set of graphs that no method could use; each refusal is one sentence."""
@@ -202,9 +201,8 @@ class GraphGroup:
     name: str
     sets: tuple[GraphSet, ...]
 
-    def prepared(self) -> GraphGroup:
-        return self.undirected_simple()
-
     def undirected_simple(self) -> GraphGroup:
         """Every set with edges in both directions, without self-loops and duplicates."""
         return replace(self, sets=tuple(one.undirected_simple() for one in self.sets))
+
+    prepared = undirected_simple

@@ -5,8 +5,8 @@ A site keeps it in `runs/RUN/model` of its kit's folder `atoll`:
 - `seed-N/model.toml`, `seed-N/deployed.safetensors`: the model that this site may have, which is
   the global one or its own, never another site's (`experiment.model`);
 - added by the site: `seed-N/private.safetensors` from its own state, where predicting needs it,
-  `seed-N/encoder.json` if it has tables, `seed-N/own.toml` with the names of its classes and the
-  fingerprint of its data, and `seed-N/MODEL_CARD.md`;
+  `seed-N/encoder.json` if it has tables, `seed-N/own.toml` with all facts that the card and
+  predictions read, and `seed-N/MODEL_CARD.md`. Of model.toml the site reads only a `Claim`;
 - `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each file above;
 - `manifest.sig`, `server.crt`: the server's signature of the manifest, and its certificate.
 """
@@ -16,12 +16,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import tomli_w
@@ -37,6 +36,7 @@ from atoll import __version__
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.files import replacing, write_atomically
+from atoll.core.method import Method
 from atoll.data.own.agree import MODES
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.coordinator import Order
@@ -44,24 +44,38 @@ from atoll.deploy.heads import Delivery, Sealed, read_head
 from atoll.deploy.kits import about_kit, state_folder
 from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Refusal
-from atoll.deploy.site import Site, States
-from atoll.engines.codec import encode, load_checkpoint
+from atoll.deploy.site import Account, Site, States, first_model, form_of
+from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
 from atoll.experiment.build import build_method
-from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, sent_for_scoring, write_card
-from atoll.experiment.config import make_config, parse_config
+from atoll.experiment.card import (
+    ABOUT,
+    CARD,
+    OWN,
+    data_facts,
+    privacy_facts,
+    sent_for_scoring,
+    write_card,
+)
+from atoll.experiment.config import RunConfig, make_config, parse_config
 from atoll.experiment.folder import RunFolder
-from atoll.experiment.history import bins_metric
-from atoll.experiment.model import encode_private, read_model, reads_states, write_encoder
+from atoll.experiment.history import bins_metric, positive_of, select_rule
+from atoll.experiment.model import (
+    described,
+    encode_private,
+    read_model,
+    reads_states,
+    write_encoder,
+)
+from atoll.experiment.privacy import keeps_scores, site_report, with_privacy
+from atoll.experiment.protocols import protocol
 from atoll.experiment.threshold import THRESHOLD, Threshold
 
 MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
 PRIVATE = "private.safetensors"
 ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # by a site
-FILE = re.compile(
-    r"seed-[0-9]{1,9}/(?!private\.|own\.|encoder\.)[a-z][a-z0-9_-]{0,50}\.(toml|json|md|safetensors)"
-)
+SENT = (ABOUT, "deployed.safetensors")  # by the server
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
 HASH = hashes.SHA256()
 PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
@@ -88,6 +102,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[int, int]  # the round of the private state that belongs to each seed's model
     files: dict[str, File]
     atoll: str  # the server's version
+
+    def check_names(self) -> None:
+        """Refuse any file but those of the seeds: a name of the server's becomes a path."""
+        wanted = {f"seed-{seed}/{name}" for seed in self.rounds for name in SENT}
+        for name in sorted(self.files.keys() - wanted):
+            raise WireError(f"'{name[:100]}' cannot name a file of a model")
+        for name in sorted(wanted - self.files.keys()):
+            raise WireError(f"'{name}' of the model is missing")
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """The server's part of a threshold; rule and class are of the configuration."""
+
+    value: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """All that a site takes from a delivered model.toml: the facts that only the server knows."""
+
+    client_metric: str = "accuracy"
+    client_scores: Annotated[list[float], msgspec.Meta(max_length=1)] = []
+    threshold: Chosen | None = None
 
 
 def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manifest:
@@ -232,6 +268,7 @@ def receive(site: Site, packet: Packet) -> Packet:
     _check_begun(site.audit, manifest)
     files = _cut(packet.body, manifest)
     _check_facts(site, manifest, files)
+    _check_form(site, manifest, files)
     folder = site.folder / "runs" / run / "model"
     site.policy.check_disk(site.folder, run, 0 if folder.exists() else len(packet.body))
     with FolderLock(folder.parent, "another job delivers the model of this run to the site"):
@@ -259,7 +296,8 @@ def _keep(
                 _add_own_part(site, manifest, seed, new / f"seed-{seed}")
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
-            _add_card(site, manifest, seed, new / f"seed-{seed}", notes)
+            claim = _claim(files, seed)
+            _add_card(site, manifest, seed, new / f"seed-{seed}", claim, notes)
     size = sum(map(len, files.values()))
     site.audit.note("delivered", run=head.run, bytes=size, manifest=_digest(head), **notes)
 
@@ -269,7 +307,11 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
     if not manifest.rounds:
         raise WireError(f"the model of run '{manifest.run}' has no seed")
     wanted = parse_config(manifest.config, "the configuration")
-    for seed in manifest.rounds:
+    for seed, picked in manifest.rounds.items():
+        if not 0 <= picked < wanted.get("rounds", 0):
+            raise WireError(
+                f"the model of run '{manifest.run}' is of round {picked + 1}, not of its rounds"
+            )
         events = audit.events(event="begin", run=f"{manifest.run}-{seed}")
         begun = [event["config"] for event in events if "config" in event]  # the first one has it
         if not begun:
@@ -281,9 +323,8 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
 def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
     """The files of a packet's body, each as the manifest says."""
     files, start = dict[str, bytes](), 0
+    manifest.check_names()
     for name, file in manifest.files.items():
-        if not FILE.fullmatch(name) or file.size < 0:
-            raise WireError(f"'{name[:100]}' cannot name a file of a model")
         files[name] = body[start : start + file.size]
         start += file.size
         if _file(files[name]) != file:
@@ -299,21 +340,54 @@ def _check_facts(site: Site, manifest: Manifest, files: dict[str, bytes]) -> Non
     own: Json = {"features": data.graph.num_features, "classes": data.classes, "clients": 1}
     own |= {"task": data.graph.task.name, "one_per_client": False, "private_parts": False}
     for seed in manifest.rounds:
-        try:
-            about = tomllib.loads(files[f"seed-{seed}/{ABOUT}"].decode())
-        except (KeyError, ValueError, RecursionError) as error:
-            raise WireError(f"the model of seed {seed} has no readable {ABOUT}") from error
+        about = _said(files, seed)
         for name, value in {**own, "round": manifest.rounds[seed]}.items():
             if type(about.get(name)) is not type(value) or about[name] != value:
                 raise WireError(f"'{name}' of the model of seed {seed} does not fit this site")
 
 
-def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> None:
-    """Add the tensors that only this site has, if predicting needs them."""
+def _said(files: dict[str, bytes], seed: int) -> Json:
+    """The content of a delivered model.toml, which no reader at a site gets to see."""
+    try:
+        return tomllib.loads(files[f"seed-{seed}/{ABOUT}"].decode())
+    except Exception as error:  # the server's text may fail the reader in any way
+        raise WireError(f"{ABOUT} of the model of seed {seed} cannot be read") from error
+
+
+def _claim(files: dict[str, bytes], seed: int) -> Claim:
+    try:
+        return msgspec.convert(_said(files, seed), Claim)
+    except Exception as error:  # any number, of any size
+        raise WireError(f"{ABOUT} of the model of seed {seed} cannot be read") from error
+
+
+def _check_form(site: Site, manifest: Manifest, files: dict[str, bytes]) -> None:
+    """Refuse what are no tensors; in a private run also those of another form than the model's.
+
+    Whether tensors of the server's choice fit the graph would tell its size.
+    """
+    config, method = _built(site, manifest)
+    private = config.dp is not None
+    site.private = site.private or private
+    form = first_model(with_privacy(method, config.dp), site.data) if private else None
+    for seed in manifest.rounds:
+        content = files[f"seed-{seed}/{SENT[1]}"]
+        tree = decode(content, limit=site.policy.model_bytes, finite=False)
+        if private and form_of(tree) != form:
+            raise WireError(f"the model of seed {seed} is not of its method's shapes and types")
+
+
+def _built(site: Site, manifest: Manifest) -> tuple[RunConfig, Method]:
+    """The configuration that the run began with here, and its method without added privacy."""
     given = parse_config(manifest.config, "the configuration")
     data, config = site.data, make_config(**{**given, "objects": ("data",)})
     task = data.graph.task.name
-    method = build_method(config, data.graph.num_features, data.classes, task)
+    return config, build_method(config, data.graph.num_features, data.classes, task)
+
+
+def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> None:
+    """Add the tensors that only this site has, if predicting needs them."""
+    data, (_, method) = site.data, _built(site, manifest)
     if not reads_states(method):
         return
     counts = manifest.states.get(seed, NEVER)
@@ -321,35 +395,65 @@ def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> No
         raise WireError("this site has no private state of the selected round")
     state, _ = States(site.folder / "runs" / f"{manifest.run}-{seed}").load(counts)
     whole = replace(read_model(folder), private=[state])
-    own = whole.only_read(method, Federation((data.graph,), data.classes))
+    try:
+        own = whole.only_read(method, Federation((data.graph,), data.classes))
+    except Exception as error:  # tensors of other shapes may fail any network in any way
+        raise WireError(f"the tensors of the model of seed {seed} do not fit its method") from error
     if own.private:
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
-def _add_card(site: Site, manifest: Manifest, seed: int, folder: Path, notes: Json) -> None:
-    """Add the facts that only this site has, and the model's card."""
-    data, name, run = site.data, manifest.site, manifest.run
-    classes = [word[len("class ") :] for word in data.words if word.startswith("class ")]
-    own: Json = {"site": True, "client_names": [name], **notes}
-    given = parse_config(manifest.config, "the configuration")
-    config = make_config(**{**given, "objects": ("data",)})
-    if data.encoder is not None and config.dp is None and config.encoder in (None, MODES[0]):
-        own["measured"] = MODES[0]
-    bins = bins_metric(config, Federation((data.graph,), data.classes), sparing=True)
-    own["scoring"] = sent_for_scoring(data.classes, bins=bins is not None)
-    own |= {"fingerprints": [data_facts(data.graph, name)]}
-    # Never the server's names: they become cells of the site's tables.
-    own |= {"class_names": classes or list(map(str, range(data.classes)))}
-    chosen = site.folder / "runs" / f"{run}-{seed}" / THRESHOLD
-    if chosen.exists():  # this site's own: its scores stayed here
-        own["threshold"] = tomllib.loads(chosen.read_text(encoding="utf-8"))
-    write_atomically(folder / OWN, tomli_w.dumps(own).encode())
-    if data.encoder is not None:
-        write_encoder(folder, data.encoder)
-    try:
-        write_card(folder)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise WireError(f"{ABOUT} of the model of seed {seed} cannot be read") from error
+def _add_card(
+    site: Site, manifest: Manifest, seed: int, folder: Path, claim: Claim, notes: Json
+) -> None:
+    """Write all facts of the model, as this site knows them, and the model's card."""
+    data, (config, method) = site.data, _built(site, manifest)
+    own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
+    agreed = tables is not None and config.dp is None and config.encoder in (None, MODES[0])
+    bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
+    spent = site_report(config.dp, account.noises(manifest.run), account.precision())
+    facts: Json = {
+        "site": True,
+        "federated": True,
+        "round": manifest.rounds[seed],
+        "clients": 1,
+        "one_per_client": False,
+        "private_parts": False,
+        **described(config, method, own),
+        "encoder": tables is not None,
+        "measured": MODES[0] if agreed else "",
+        "class_names": list(data.class_names),
+        "client_names": [manifest.site],
+        "fingerprints": [data_facts(data.graph, manifest.site)],
+        "rounds": config.rounds,
+        "select": select_rule(config, protocol(config.protocol)),
+        "scoring": sent_for_scoring(data.classes, bins=bins is not None),
+        "privacy": privacy_facts(spent),
+        **notes,
+    }
+    facts |= _threshold(site, manifest, seed, config, claim)
+    if not keeps_scores(config.dp) and claim.client_metric in (facts["metric"], "accuracy"):
+        scores = [one for one in claim.client_scores if 0 <= one <= 1]  # never NaN
+        facts |= {"client_metric": claim.client_metric, "client_scores": scores}
+    write_atomically(folder / OWN, tomli_w.dumps(facts).encode())
+    if tables is not None:
+        write_encoder(folder, tables)
+    write_card(folder)
+
+
+def _threshold(site: Site, manifest: Manifest, seed: int, config: RunConfig, claim: Claim) -> Json:
+    """This site's own threshold if its scores stayed here, else the server's number."""
+    if config.threshold is None:
+        return {}
+    if keeps_scores(config.dp):
+        chosen = site.folder / "runs" / f"{manifest.run}-{seed}" / THRESHOLD
+        known = chosen.exists()
+        return {"threshold": tomllib.loads(chosen.read_text(encoding="utf-8"))} if known else {}
+    if claim.threshold is None:
+        return {}
+    positive = positive_of(config, replace(site.data, name="its data"))
+    found = Threshold(config.threshold, claim.threshold.value, positive)
+    return {"threshold": found.plain()}
 
 
 def verify_model(folder: Path, kit: Path) -> Manifest:
@@ -359,9 +463,10 @@ def verify_model(folder: Path, kit: Path) -> Manifest:
     except (OSError, UnicodeDecodeError) as error:
         raise WireError(f"'{folder}' holds no delivered model ({error})") from error
     manifest = open_sealed(Sealed(*texts), kit, Audit(state_folder(kit) / "audit.jsonl"))
+    manifest.check_names()
     for name, file in manifest.files.items():
         path = folder / name
-        if not FILE.fullmatch(name) or not path.is_file() or _file(path.read_bytes()) != file:
+        if not path.is_file() or _file(path.read_bytes()) != file:
             raise Damaged(f"file '{name}' of '{folder}' is missing, or was changed")
     known = {*SEAL, *manifest.files}
     known |= {f"seed-{seed}/{name}" for seed in manifest.rounds for name in ADDED}

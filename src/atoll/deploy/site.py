@@ -181,9 +181,11 @@ class Site:
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
         self.private = self.private or config.dp is not None
-        if head.encoder:
+        if head.encoder or config.dp is not None:
             # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
-            self.own.tell(self.policy, MODES[0], config.dp)
+            mode = MODES[0] if head.encoder else config.encoder or MODES[0]
+            self.own.tell(self.policy, mode, config.dp)
+        if head.encoder:
             self.data = self.own.with_encoder(head.encoder)
         graph = self.data.graph
         method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
@@ -251,7 +253,7 @@ class Job:
     def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
         self.run, self.site, self.privacy, self.rounds = run, site, config.dp, config.rounds
         self.owners = owners(method)
-        self.model = None if config.dp is None else _first_model(method, site.data)
+        self.model = None if config.dp is None else first_model(method, site.data)
         batching = batching_of(config.batch_size or 0)
         views = dict(method.views)
         graph = with_loss(site.data.graph, site.data.classes, config.class_weights, config.loss)
@@ -332,7 +334,7 @@ class Job:
         # The model's tensors in other places of the tree would do the same.
         named = is_dataclass(message) and [field.name for field in fields(message)]
         model = message.model if named == ["model"] else message
-        if self.model is not None and type(message) is not Empty and _form(model) != self.model:
+        if self.model is not None and type(message) is not Empty and form_of(model) != self.model:
             raise WireError("a private run takes only messages of its model's own shapes and types")
         return message
 
@@ -416,15 +418,16 @@ class Job:
         return step
 
 
-def _first_model(method: Method, data: SiteData) -> Form:
+def first_model(method: Method, data: SiteData) -> Form:
     """The form of the model that the method sends around, found on made-up clients."""
     own = Federation((data.graph,), data.classes)
     probes = make_probe(own, {}, torch.zeros(())).graphs
     made = Simulation(Federation(probes, data.classes), method, engine="serial")
-    return _form(method.deploy(method.init(made.clients(-1))).tree)
+    return form_of(method.deploy(method.init(made.clients(-1))).tree)
 
 
-def _form(tree: Tree) -> Form:
+def form_of(tree: Tree) -> Form:
+    """The structure of a tree, and shapes and types of its tensors."""
     return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
 
 
@@ -446,6 +449,10 @@ class Account:
             for event in audit.events(event=SENT)
             if "release" in event
         }
+
+    def noises(self, run: str) -> list[float]:
+        """The noise multiplier of each release of a run, in all its seeds."""
+        return [noise for name, noise in self.releases.values() if all_seeds(name) == run]
 
     def precision(self, but: str | None = None) -> float:
         """The sum of 1/z² over all releases, without those of one run if it is given."""

@@ -37,6 +37,7 @@ class SiteData:
     name: str
     metric: str = "accuracy"
     words: tuple[str, ...] = ()  # names of classes and feature columns, equal at every site
+    declared: bool = False  # whether the owner listed the classes; else the rows name them
     # How the columns of own tables became features (`data.own.encoder`), as plain values.
     encoder: Mapping[str, object] | None = None
     told: tuple[Told, ...] = ()  # of the columns of own tables, for an encoder of all sites
@@ -50,10 +51,8 @@ class SiteData:
         Refuses what the owner does not allow. A feature's name may hold a value of a category, so
         a server that gets `Told` to name the features itself gets no other names.
         """
-        found = self.summary(sizes=not keeps_scores(privacy))
-        if not self.told:
-            return found, ()
-        features, agrees = Encoder.from_plain(self.encoder or {}).features, mode == MODES[0]
+        found, agrees = self.summary(sizes=not keeps_scores(privacy)), mode == MODES[0]
+        features = Encoder.from_plain(self.encoder or {}).features if self.told else ()
         try:
             if privacy is not None:
                 check_declared(features, numbers=agrees)
@@ -61,6 +60,12 @@ class SiteData:
                 check_sums(features)
         except ConfigError as error:
             raise Refusal(str(error)) from error
+        numbered = self.class_names == tuple(map(str, range(self.classes)))
+        if privacy is not None and not self.declared and not numbered:
+            why = "a private run tells no class that only the rows name"
+            raise Refusal(f"{why}; list all classes with --classes when this site starts")
+        if not self.told:
+            return found, ()
         if agrees:
             if privacy is None:
                 policy.check_statistics()
@@ -168,4 +173,4 @@ def read_site_data(
     plain = None if source.encoder is None else replace(source.encoder, classes=names).plain()
     again = partial(read_site_data, path, **given)
     found = SiteData(graph, count, path.resolve().name, words=words, encoder=plain)
-    return replace(found, told=report.told, read=again)
+    return replace(found, declared=bool(classes), told=report.told, read=again)

@@ -58,7 +58,8 @@ class Recordable(Protocol):
 
     def read_by_programs(self) -> object: ...  # beside their inputs: a recording must keep it
     def forget_stacks(self) -> None: ...  # free graphs; a program that needs one stacks it again
-    def record_steps(self, wanted: bool) -> None: ...  # whether steps are recorded from now on
+    def record_steps(self, after: int | None) -> None:
+        """Record steps from now on that come again after so many times; None records none."""
 
 
 Members = tuple[int, ...]  # positions of the clients that share a program

@@ -120,6 +120,12 @@ class Participants:
         elif not all_finite(tree):
             raise ServerDiverged(self.number, problem)
 
+    def happens(self, condition: Tensor) -> bool:
+        if self.tape is None:
+            return bool(condition)
+        self.tape.doubts.append(condition)
+        return False
+
     def _key(self, *parts: KeyPart) -> Tensor:
         if self.tape is not None:
             return self.tape.key(*parts)

@@ -135,8 +135,8 @@ class Fused:
             if graphs is not None:
                 self.stacked = own_graphs
 
-    def record_steps(self, wanted: bool) -> None:
-        self.recorded = (self.recorded or RecordedSteps()) if wanted else None
+    def record_steps(self, after: int | None) -> None:
+        self.recorded = None if after is None else self.recorded or RecordedSteps(after)
 
     def read_by_programs(self) -> object:
         return dict(self.stacked), dict(self.places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -147,10 +148,11 @@ class Derived:
 
 
 class RecordedSteps:
-    """Programs of steps, recorded when they come for the second time, where no round can be."""
+    """Programs of steps, recorded when they come again after so many times."""
 
-    def __init__(self) -> None:
-        self.seen: set[Hashable] = set()
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.seen: Counter[Hashable] = Counter()
         self.recordings: dict[Hashable, Recording | None] = {}
         self.pool = new_pool(torch.cuda.is_available())
 
@@ -165,10 +167,10 @@ class RecordedSteps:
             return program(*inputs)
         if recording is None:
             new = known not in self.recordings
-            if new and known in self.seen and len(self.recordings) < MOST_KEPT:
+            if new and self.seen[known] >= self.after and len(self.recordings) < MOST_KEPT:
                 return self._rehearse(step, known, program, *inputs)
             if new and len(self.seen) < 10 * MOST_KEPT:
-                self.seen.add(known)  # drawn clients may never come together again
+                self.seen[known] += 1  # drawn clients may never come together again
             return program(*inputs)
         # The next replay overwrites what this one gives, and the server may keep it.
         reply, states = recording(*inputs)

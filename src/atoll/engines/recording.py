@@ -235,6 +235,7 @@ class Tape:
     checks: list[Check] = field(default_factory=list)
     watched: list[Tensor] = field(default_factory=list)  # checked tensors, stacked by clients
     sizes: list[tuple[int, int]] = field(default_factory=list)  # tensors and clients of each check
+    doubts: list[Tensor] = field(default_factory=list)  # () bool, true if the round is another one
 
     def key(self, *parts: KeyPart) -> Tensor:
         """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""

@@ -3,15 +3,17 @@
 The first round runs eagerly, because private states begin in it; several runs play it at once where
 they can. The second is rehearsed: a wait for a number stops it. Otherwise it counts and is
 recorded, and all later rounds are replays. If it was stopped, only the clients' steps are recorded.
-Each stage of a method begins again. Several runs that differ only in data, noise and numbers
-(`Varied`) are one program: `vmap` of a whole round.
+A round in which something rare happens (`Clients.happens`) is found when replays are read: those
+before it are replayed anew, and it is played eagerly. Each stage of a method begins again. Several
+runs that differ only in data, noise and numbers (`Varied`) are one program: `vmap` of a round.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -44,6 +46,7 @@ MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
 """Rehearsals after which a server's tree, or states, that still change their shape always will."""
+OFTEN = 2  # times that a step runs in an eager round before it is recorded there
 FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
 T = TypeVar("T")
@@ -53,6 +56,7 @@ States = dict[Members, Tree]
 Graphs = dict[Members, Graph] | None
 Carried = tuple[Tree, States]
 """What one round hands to the next: the server's tree and each program's private states."""
+Played = tuple[Tape, Carried, Tree, Tensor | None]  # what a round leaves, its outcome, its doubt
 
 
 class Playable(Protocol[Found_co]):
@@ -76,6 +80,7 @@ class Round(Generic[Outcome]):
     outcome: Outcome
     tape: Tape | None = None  # None if everything is written down already
     after: Carried | None = None  # for `Replay.trees`; None if it was overwritten
+    doubt: Tensor | None = None  # true, in some run, if the round was another one (`happens`)
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
         """The error that would have stopped this round, if its numbers had been read at once."""
@@ -120,6 +125,9 @@ class Replay(Generic[Outcome]):
         self.fixed: tuple[Graphs, Tensor, Tree] = None, self.root, None
         self.takes: dict[bool, Take] = {}
         self.tries = 0
+        self.doubting = False  # whether rounds have doubts
+        self.doubted = -1  # the round that must be played eagerly, because of one
+        self.steps = False  # whether steps are recorded, because no round can be
         self.how = ""  # a sentence for the log
         self.refused = ""  # why several runs cannot be one program
         self.pool = new_pool(self.root.is_cuda)
@@ -142,8 +150,28 @@ class Replay(Generic[Outcome]):
         first, self.stage_begun = not self.stage_begun, True
         if first:
             return self._first(number, kinds[0])
+        if number == self.doubted:
+            self.settle()
+            self.carried = None
+            return []
         if not self._can_begin(number, kinds[0]):
             return []
+        before = copied(self.carried) if self.doubting else self.carried
+        rounds = self._ahead(number, kinds, copy)
+        if (sure := _before_doubts(rounds)) < len(rounds):
+            self.doubted, self.carried = number + sure, before
+            rounds = self._ahead(number, kinds[:sure], copy)
+        if rounds:
+            rounds[-1] = replace(rounds[-1], after=self.carried)
+        if len(self.runs) == 1 or number == self.doubted:
+            self.settle()
+            self.carried = None  # a run by itself may play its next round eagerly
+        return rounds
+
+    def _ahead(
+        self, number: int, kinds: Sequence[bool], copy: Callable[[Carried], Carried] | None
+    ) -> list[Round[Outcome]]:
+        """Rehearse or replay rounds, as far as possible."""
         rounds: list[Round[Outcome]] = []
         for ahead, with_train in enumerate(kinds):
             here = number + ahead
@@ -159,12 +187,18 @@ class Replay(Generic[Outcome]):
                 rounds += self._rehearse(here, with_train)
                 if not rounds:
                     break
-        if rounds:
-            rounds[-1] = replace(rounds[-1], after=self.carried)
-        if len(self.runs) == 1:
-            self.settle()
-            self.carried = None  # a run by itself may play its next round eagerly
         return rounds
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Around an eager round of a run by itself: what it repeats often is recorded in it."""
+        if not self.steps:
+            self.engines[0].record_steps(OFTEN)
+        try:
+            yield
+        finally:
+            if not self.steps:
+                self.engines[0].record_steps(None)
 
     def trees(self, played: Round[Outcome], place: int = 0) -> tuple[Tree, list[Tree]]:
         """One run's server and its clients' private states after a round."""
@@ -185,13 +219,16 @@ class Replay(Generic[Outcome]):
             if not all(engine.regroup() for engine in self.engines):
                 return []
             blank = Tape(self.root, number, number)
-            tape, self.carried, outcome = self._play(blank, with_train, self._gather())
+            tape, after, outcome, doubt = self._play(blank, with_train, self._gather())
+            if doubt is not None and bool(doubt.any()):
+                return []
         except Exception as reason:
             if out_of_memory(reason):
                 raise
             self.fixed = None, self.root, None
             return []  # played by itself, it gives the same result, or the true error
-        return [Round(number, outcome, tape, self.carried)]
+        self.carried = after
+        return [Round(number, outcome, tape, after)]
 
     def _can_begin(self, number: int, with_train: bool) -> bool:
         """Whether a round can be rehearsed or replayed; if so, its inputs are gathered."""
@@ -218,10 +255,11 @@ class Replay(Generic[Outcome]):
         for kind, trees in (("servers", servers), ("private states", states)):
             if any(shapes(tree) != shapes(trees[0]) for tree in trees):
                 raise NotRecordable(f"their {kind} differ in shape")
-        graphs = {members: self._graphs(members) for members in states[0]}
-        roots = torch.stack([run.simulation.root for run in self.runs])
-        assert self.points is not None
-        self.fixed = graphs, roots, self.points.tensor(roots.device)
+        if self.fixed[0] is None:
+            graphs = {members: self._graphs(members) for members in states[0]}
+            roots = torch.stack([run.simulation.root for run in self.runs])
+            assert self.points is not None
+            self.fixed = graphs, roots, self.points.tensor(roots.device)
         for engine in self.engines:
             engine.forget_stacks()  # the graphs of all runs are in one place now
         return stack(servers), stack(states)
@@ -235,7 +273,7 @@ class Replay(Generic[Outcome]):
         axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
         return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))
 
-    def _play(self, blank: Tape, with_train: bool, carried: Carried) -> tuple[Tape, Carried, Tree]:
+    def _play(self, blank: Tape, with_train: bool, carried: Carried) -> Played:
         """One round of all runs, as a function: no run and no engine is changed by it."""
         engine, simulation, tapes = self.engines[0], self.lead.simulation, list[Tape]()
 
@@ -245,14 +283,17 @@ class Replay(Generic[Outcome]):
             with engine.substituted(states, graphs):
                 clients = Participants(simulation, blank.number, self.everyone, tape=tapes[-1])
                 server, outcome = self.lead.play(server, clients, with_train, method)
-                return server, engine.program_states(), outcome
+                doubts = tapes[-1].doubts
+                doubt = torch.stack(doubts).any() if doubts else None
+                return server, engine.program_states(), outcome, doubt
 
         given = (*carried, *self.fixed)
         played = one(*given) if len(self.runs) == 1 else vmap_trees(one, *given)
         # After `vmap` the tape's tensors are of no use; its lists hold for every run.
         tapes[-1].root = blank.root
         tapes[-1].watched.clear()  # the outcome has the answers
-        return tapes[-1], (played[0], played[1]), played[2]
+        tapes[-1].doubts.clear()
+        return tapes[-1], (played[0], played[1]), played[2], played[3]
 
     def _rehearse(self, number: int, with_train: bool) -> list[Round[Outcome]]:
         """The round, recorded for those to come; empty if it must be played eagerly."""
@@ -260,7 +301,7 @@ class Replay(Generic[Outcome]):
         # A recorded round may see only the number of a round of the same stage.
         shown, carried = None if self.stage is None else number, self.carried
 
-        def watched() -> tuple[tuple[Tape, Carried, Tree], list[Tensor]]:
+        def watched() -> tuple[Played, list[Tensor]]:
             if any(leaf.device != self.root.device for leaf in leaves(carried)):
                 # A recording for a GPU would freeze their numbers.
                 raise NotRecordable("the server or the clients keep tensors in main memory")
@@ -271,24 +312,24 @@ class Replay(Generic[Outcome]):
         played = self._attempt(watched)
         if played is None:
             return []
-        (tape, after, outcome), keeps = played
+        (tape, after, outcome, doubt), keeps = played
         if shapes(after) != shapes(self.carried):
             self.tries += 1
             if len(self.runs) > 1 or self.tries == MOST_TRIES:
                 self._give_up("what the server or the clients keep changes its shape")
             return []
-        self.carried = after
+        self.carried, self.doubting = after, self.doubting or doubt is not None
         if number < self.rounds - 1:
             self._record(tape, with_train, keeps)
-        return [Round(number, outcome, tape)]
+        return [Round(number, outcome, tape, doubt=doubt)]
 
     def _record(self, tape: Tape, with_train: bool, keeps: list[Tensor]) -> None:
         assert self.carried is not None
 
         def program(server: Tree, states: States, salts: Tensor) -> tuple[Tree, ...]:
             blank = Tape(self.root, shown=tape.shown, salts=salts)
-            _, after, outcome = self._play(blank, with_train, (server, states))
-            return *after, outcome
+            _, after, outcome, doubt = self._play(blank, with_train, (server, states))
+            return *after, (outcome, doubt)
 
         salts = tape.salts_of(range(self.rounds))
         inputs = *self.carried, salts[0]
@@ -304,9 +345,10 @@ class Replay(Generic[Outcome]):
 
     def _replay(self, recorded: Take, number: int) -> Round[Outcome]:
         assert self.carried is not None
-        server, states, outcome = recorded.recording(*self.carried, recorded.salts[number])
+        server, states, found = recorded.recording(*self.carried, recorded.salts[number])
         self.carried = server, states
-        return Round(number, copied(outcome), recorded.tape)
+        outcome, doubt = copied(found)
+        return Round(number, outcome, recorded.tape, doubt=doubt)
 
     def settle(self) -> None:
         """Give every run its server and states, for a checkpoint or to continue without this."""
@@ -332,7 +374,7 @@ class Replay(Generic[Outcome]):
         """Settle, and free recordings of rounds and of steps."""
         self.let_go()
         for engine in self.engines:
-            engine.record_steps(False)
+            engine.record_steps(None)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
         """The result of some work; any error in it is a reason not to record."""
@@ -354,7 +396,8 @@ class Replay(Generic[Outcome]):
         elif self.takes:
             log.info("rounds of one kind are not recorded: %s", reason)
         else:
-            self.engines[0].record_steps(True)
+            self.steps = True
+            self.engines[0].record_steps(1)
             self._log(
                 f"no round is recorded as a whole, because {reason}; the clients' steps are, and "
                 "the server runs between them"
@@ -364,6 +407,15 @@ class Replay(Generic[Outcome]):
         if how != self.how:
             log.info("%s", how)
         self.how = how
+
+
+def _before_doubts(rounds: Sequence[Round[Outcome]]) -> int:
+    """How many rounds come before the first that was another one, in some run."""
+    doubts = [played.doubt for played in rounds if played.doubt is not None]
+    if not doubts:
+        return len(rounds)
+    found = torch.stack(doubts).reshape(len(doubts), -1).any(1).tolist()
+    return found.index(True) if True in found else len(rounds)
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -49,7 +49,7 @@ class Baseline(ABC, Generic[Model]):
     """Predictions to compare federated methods with; usually a frozen dataclass of settings."""
 
     pools: ClassVar[bool] = False  # whether it uses several clients' data together: not private
-    trains: ClassVar[bool] = False  # whether it takes the network and the training of the methods
+    trains: ClassVar[str] = ""  # the method whose network and training it takes, or none
 
     @abstractmethod
     def fit(self, federation: Federation, seed: int) -> Model:

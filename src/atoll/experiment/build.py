@@ -14,7 +14,7 @@ from atoll.core.hyper import hypers
 from atoll.core.method import Method, Net
 from atoll.core.optim import OPTIMIZERS
 from atoll.core.random import make_key
-from atoll.core.space import Value
+from atoll.core.space import Settings, Value
 from atoll.core.task import NODES, TASKS
 from atoll.core.tree import Tree, num_bytes
 from atoll.data.public.registry import plain_name
@@ -56,7 +56,7 @@ def build_method(
         if not cls.presets:
             raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
         check_name(f"preset of {config.method}", preset, cls.presets)
-        settings = {**cls.presets[preset], **settings}
+        settings = {**_preset(cls, preset, settings.get("net", "")), **settings}
     if TASKS[task].many_graphs:
         settings = {**cls.for_graphs, **settings}
     base = _base(settings.pop("base", ""), cls, config.method)
@@ -89,6 +89,16 @@ def build_method(
         shared["base"] = replace(parts["base"], **given)
     built: Method = replace(parts["method"], **shared)
     return built
+
+
+def _preset(cls: type[Method], name: str, net: Value) -> Settings:
+    """A preset's values; those for its network only if the user chose no other network."""
+    values = cls.presets[name]
+    own = str(values.get("net", ""))
+    if not own or net in ("", own):
+        return values
+    dropped = hypers(NETS[own]).keys() - hypers(cls).keys()
+    return {key: value for key, value in values.items() if key not in dropped}
 
 
 def check_memory(net: Net) -> None:

@@ -1,7 +1,7 @@
 """The card of a model: `MODEL_CARD.md`, made from the other files of the model's folder.
 
-`model.toml` has the facts. Where a site received the model, the site adds its own in `own.toml`:
-the names of the classes, and the fingerprint of its data, which no other party learns.
+`model.toml` has the facts. A site that received the model wrote `own.toml` instead: facts from its
+own configuration, method, data and account. Then no reader opens the server's `model.toml`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def write_cards(result: Result, folder: Path) -> None:
             "alerts": {name[10:]: v for name, v in here.items() if name.startswith("threshold_")},
             "client_metric": by,
             "client_scores": [] if np.isnan(own).all() else own,
-            "privacy": _privacy(result),
+            "privacy": privacy_facts(result.privacy),
         }
         write_atomically(place / ABOUT, tomli_w.dumps(about).encode())
         write_card(place)
@@ -123,11 +123,11 @@ def sent_for_scoring(classes: int, *, bins: bool) -> list[str]:
     return [name for name in SENT if name not in unsent]
 
 
-def _privacy(result: Result) -> dict[str, Any]:
+def privacy_facts(report: Mapping[str, Any] | None) -> dict[str, Any]:
     """The privacy statement as plain values; TOML has no word for None."""
-    if result.privacy is None:
+    if report is None:
         return {"differential": False, "says": EXPOSED}
-    known = {name: value for name, value in result.privacy.items() if value is not None}
+    known = {name: value for name, value in report.items() if value is not None}
     return {"differential": True, "unit": "client", **known}
 
 
@@ -137,10 +137,13 @@ def write_card(folder: Path) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The content of model.toml, with the facts that only a site has."""
-    found = tomllib.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    """The facts of a model: those of own.toml at a site, else those of model.toml."""
     own = folder / OWN
-    return found | (tomllib.loads(own.read_text(encoding="utf-8")) if own.exists() else {})
+    mine = tomllib.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
+    if "round" in mine:
+        return mine
+    # In own.toml an earlier version wrote only the names and the fingerprints.
+    return tomllib.loads((folder / ABOUT).read_text(encoding="utf-8")) | mine
 
 
 def card_text(about: Mapping[str, Any]) -> str:
@@ -216,6 +219,8 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
             yield f"\n{len(names) - MOST_ROWS} more clients are in `{ABOUT}`."
     else:
         yield f"Clients: {_listed(names)}."
+    if about.get("site") and scores:
+        yield "\nThe server computed this score from the counts that this site sent."
     if about.get("scores"):
         seeds = "1 seed" if about["seeds"] == 1 else f"{about['seeds']} seeds"
         yield f"\n| test score | this model | {seeds} |\n|---|---|---|"
@@ -242,6 +247,8 @@ def _threshold(about: Mapping[str, Any]) -> Iterator[str]:
     if on_test := about.get("alerts"):
         scores = f"precision {on_test['precision']:.4f}, recall {on_test['recall']:.4f}"
         text += f" On test {items}: {scores}."
+    if about.get("site") and found.alerts is None:
+        text += " The server applied the rule, to the counts of all sites."
     yield text
 
 

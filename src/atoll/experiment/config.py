@@ -11,6 +11,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     split: str | None = None
     ratios: tuple[float, float, float] | None = None
     protocol: str = "strict"
+    data_seed: int | None = None  # of partition and split
     rounds: int | None = None
     epochs: int | None = None
     fraction: float = 1.0
@@ -146,6 +148,7 @@ def make_config(**given: Any) -> RunConfig:
     wrong |= {
         "fraction": (not 0 < config.fraction <= 1, "a number above 0 and up to 1"),
         "seed": (not 0 <= config.seed < 2**31, "a whole number from 0 to 2147483647"),
+        "data_seed": (not 0 <= (config.data_seed or 0) < 2**31, "0 or a number below 2147483648"),
         "batch_size": ((config.batch_size or 0) < 0, "0 (all at once) or a number of graphs"),
         "chunk": (config.chunk < 0, "0 (choose) or a number of clients"),
     }
@@ -183,10 +186,10 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
             differ = f"with {option} {value}, but {wanted} was asked for"
             hint = f"leave out --{option}, or divide the data again: atoll partition"
             raise ConfigError(f"'{config.data}' was divided {differ}; {hint}")
-    for name in ("schema", "own", "allow"):
-        if getattr(config, name):
+    for name in ("schema", "own", "allow", "data_seed"):
+        if getattr(config, name) not in (None, {}, ()):
             why = f"is for data that are still to be divided, and '{config.data}' is"
-            raise ConfigError(f"--{name} {why}; leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
     return replace(config, **fixed)
 
 
@@ -201,6 +204,8 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     if (divided := data_header(config)) is not None:
         config = _as_divided(config, divided)
     rules = protocol(config.protocol)
+    if config.data_seed is not None:
+        rules = dataclass_replace(rules, data_seed=config.data_seed)
     task = task or (divided.task if divided else task_of_data(config.data))
     name = divided.name if divided else plain_name(config.data)
     many_graphs, named = TASKS[task].many_graphs, "method" not in config.objects
@@ -309,8 +314,9 @@ def _check_metric(config: RunConfig, rules: Protocol) -> None:
         parse_loss(config.loss)
     if config.class_weights is not None:
         parse_class_weights(config.class_weights)
-    of_all = "a threshold is chosen for all clients"
+    of_all = ""  # what belongs to all clients
     if config.threshold is not None:
+        of_all = "a threshold is chosen for all clients"
         parse_rule(config.threshold)
         if config.evaluate == "local":
             why = "is for the deployed model, but --evaluate local scores another"
@@ -319,16 +325,11 @@ def _check_metric(config: RunConfig, rules: Protocol) -> None:
         found = find_metric(name)
         if not found.higher:
             raise ConfigError(f"{name} is better when lower; choose one of: {', '.join(COMPARED)}")
-        if found.pooled:
-            of_all = f"metric {name} is one number of all clients"
-        elif config.threshold is None:
-            return
-    elif config.threshold is None:
-        return
-    if rules.select == "best-val-per-client":
+        of_all = f"metric {name} is one number of all clients" if found.pooled else of_all
+    if of_all and rules.select == "best-val-per-client":
         why = f"protocol {rules.name} picks a round for each client"
         raise ConfigError(f"{of_all}, but {why}; choose another metric or --protocol")
-    if config.evaluate == "local" and config.fraction < 1:
+    if of_all and config.evaluate == "local" and config.fraction < 1:
         why = "not all clients have a local model in a round"
         raise ConfigError(f"{of_all}, but with --fraction {why}; choose --evaluate deployed")
 

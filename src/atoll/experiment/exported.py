@@ -76,12 +76,22 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
     if encoder is None:
         raise ValueError("this model was not trained on tables; call the network with tensors")
     rows, ends = _read(nodes), _read(edges)
-    lacking = [f["name"] for f in encoder["features"] if f["name"] not in rows[0]]
+    if not rows:
+        raise ValueError(f"{nodes} has no rows")
+    wanted = [encoder["id"], *(f["name"] for f in encoder["features"])]
+    lacking = [name for name in wanted if name not in rows[0]]
     if lacking:
         raise ValueError(f"{nodes} lacks the columns {', '.join(lacking[:MOST_NAMED])}")
     x = torch.tensor([[v for f in encoder["features"] for v in _encoded(f, row)] for row in rows])
     ids = [row[encoder["id"]] for row in rows]
     place = {name: number for number, name in enumerate(ids)}
+    if len(place) < len(ids):
+        twice = next(name for number, name in enumerate(ids) if place[name] != number)
+        raise ValueError(f"{nodes} has several rows with the id '{twice}'; give each node one row")
+    for role in ("source", "target"):
+        column = _column(encoder, role, ends)
+        if unknown := [row[str(column)] for row in ends if row.get(str(column), "") not in place]:
+            raise ValueError(f"{edges} names '{unknown[0]}', which is not in {nodes}")
     if (column := about.get("owner")) in rows[0]:
         ends = _within(ends, dict(zip(ids, (row[column] for row in rows), strict=True)), encoder)
     return ids, x, *_edges(encoder["schema"], ends, place, encoder)
@@ -109,7 +119,7 @@ def _edges(
         u, v = (place[row[str(name)]] for name in names[:2])
         if u != v or schema.get("self_loops") == "keep":
             pair = (u, v) if directed else (min(u, v), max(u, v))
-            one = 1.0 if again == "count" or not names[2] else float(row[names[2]])
+            one = 1.0 if again == "count" or not names[2] else _finite(names[2], row[names[2]])
             found.setdefault(pair, []).append(one)
     every = list[tuple[int, int, float]]()
     for (u, v), weights in found.items():
@@ -143,7 +153,7 @@ def _encoded(feature: dict[str, Any], row: dict[str, str]) -> list[float]:
     elif feature["kind"] == "date":
         found = _date(feature, rule, None if missing else value)
     else:
-        number = feature.get("fill", 0.0) if missing else _number(rule, value)
+        number = feature.get("fill", 0.0) if missing else _number(feature["name"], rule, value)
         found = [_scaled(feature, number)]
     return [*found, float(missing)] if gap else found
 
@@ -154,10 +164,20 @@ def _scaled(feature: dict[str, Any], number: float) -> float:
     return max(-1.0, min(1.0, scaled)) if within else scaled
 
 
-def _number(rule: dict[str, Any], text: str) -> float:
+def _finite(column: str, text: object) -> float:
+    try:
+        number = float(str(text))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{column} is '{text}' in a row; the model needs a finite number")
+    return number
+
+
+def _number(column: str, rule: dict[str, Any], text: str) -> float:
     if rule.get("decimal") == ",":
         text = text.replace(".", "").replace(",", ".")
-    number = float(TRUTH.get(text.lower(), text))
+    number = _finite(column, TRUTH.get(text.lower(), text))
     log = rule.get("scale") == "log"
     return math.copysign(math.log1p(abs(number)), number) if log else number
 
@@ -207,4 +227,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")

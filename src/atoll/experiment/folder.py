@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -80,6 +80,15 @@ class RunFolder:
     def checkpoint(self, seed: int) -> Path:
         """The file from which a seed continues."""
         return self.seed(seed) / CHECKPOINT
+
+    def claim(self, config: RunConfig) -> None:
+        """Write the configuration of a new run; of several runs in one folder only one can."""
+        try:
+            write_atomically(self.path / CONFIG, config_text(config).encode(), new=True)
+        except FileExistsError:
+            _refuse_second(self.path)
+        except OSError:  # a full disk, or one without hard links
+            write_atomically(self.path / CONFIG, config_text(config).encode())
 
     def begin(self, config: RunConfig, federation: Federation) -> None:
         """Write the configuration, and measure clients that later commands cannot make again."""
@@ -298,8 +307,9 @@ def _read_arrays(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"'{path}' cannot be read ({error})") from error
+    except Exception as error:  # a damaged archive may fail its reader in any way
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError(f"'{path}' cannot be read ({problem}); run it again") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -313,12 +323,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def _refuse_second(out: Path) -> NoReturn:
+    hint = f"continue it with --resume {out}, or choose another --out"
+    raise ConfigError(f"'{out}' already holds a run; {hint}")
+
+
 def check_folder(out: Path, *, resuming: bool) -> None:
     """Make sure that the folder can be made and written, and that nothing in it would be lost."""
     try:
         if (out / CONFIG).exists() and not resuming:
-            hint = f"continue it with --resume {out}, or choose another --out"
-            raise ConfigError(f"'{out}' already holds a run; {hint}")
+            _refuse_second(out)
         # It is made when there is something to put in: a refused run leaves no folder behind.
         nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     except (OSError, ValueError) as error:
@@ -380,7 +394,8 @@ def read_run(
 def _check_same_clients(folder: Path, config: RunConfig, other: RunConfig) -> None:
     """Refuse to compare client by client two runs that have different clients."""
     names = ["protocol", "data", "partition", "split", "ratios", "clients", "own", "schema"]
-    names += ["seed", "seeds"] if protocol(config.protocol).data_seed is None else []
+    fixed = config.data_seed is not None or protocol(config.protocol).data_seed is not None
+    names += ["data_seed", *([] if fixed else ["seed", "seeds"])]
     for name in names:
         one, two = getattr(config, name), getattr(other, name)
         if one != two:

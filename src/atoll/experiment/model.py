@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -199,8 +198,6 @@ def write_model(
     if model.private:
         write_atomically(folder / "private.safetensors", encode_private(model.private))
     rounds: list[int] = model.rounds.tolist()
-    evaluate, deployed = config.evaluate or "deployed", method.scored_as()
-    text = json.dumps(asdict(method), default=str)
     made: Mapping[str, object] = federation.about
     if names := getattr(federation, "names", ()):  # a roster of sites
         made = {**made, "client_names": list(names)}
@@ -212,9 +209,23 @@ def write_model(
         "clients": len(rounds),
         "one_per_client": each,
         "private_parts": bool(model.private),
-        **{name: getattr(config, name) for name in ("method", "data", "protocol")},
+        **described(config, method, federation),
         "encoder": encoder is not None,
         "measured": _measured(config) if encoder else "",
+        **{name: made[name] for name in ("class_names", "client_names") if name in made},
+        **({} if threshold is None else {"threshold": threshold.plain()}),
+        "files": {"deployed.safetensors": hashlib.sha256(content).hexdigest()},
+        "fingerprints": _data_facts(federation),
+    }
+    write_atomically(folder / "model.toml", tomli_w.dumps(about).encode())
+
+
+def described(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
+    """The facts of a model that configuration, method and sizes of the data decide."""
+    evaluate, deployed = config.evaluate or "deployed", method.scored_as()
+    text = json.dumps(asdict(method), default=str)
+    return {
+        **{name: getattr(config, name) for name in ("method", "data", "protocol")},
         "task": federation.task.name,
         "metric": config.metric or federation.metric,
         "deployed": deployed,
@@ -222,17 +233,12 @@ def write_model(
         "net": type(method.net).__name__,
         "features": federation.features,
         "classes": federation.classes,
-        **{name: made[name] for name in ("class_names", "client_names") if name in made},
-        **({} if threshold is None else {"threshold": threshold.plain()}),
         # TOML has no word for None: such keys are left out.
         "hyperparameters": json.loads(text, object_hook=_without_none),
         "versions": environment(),
         "wire": wire_of(method),
         "bound": method.why_bound(),
-        "files": {"deployed.safetensors": hashlib.sha256(content).hexdigest()},
-        "fingerprints": _data_facts(federation),
     }
-    write_atomically(folder / "model.toml", tomli_w.dumps(about).encode())
 
 
 def _measured(config: RunConfig) -> str:
@@ -294,7 +300,7 @@ def read_model(folder: Path) -> SelectedModel:
 def read_encoder(folder: Path) -> Encoder | None:
     """The encoder of the tables that a model was trained on; None if it had no tables."""
     try:
-        about = tomllib.loads((folder / "model.toml").read_text(encoding="utf-8"))
+        about = read_about(folder)
         file = folder / "encoder.json"  # a site may have one beside a model without
         if not about.get("encoder", False) and not file.exists():
             return None

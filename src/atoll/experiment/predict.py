@@ -339,7 +339,8 @@ def load_data(
             problem = f"the run in '{trained.path}' has no encoder ({why})"
             raise DataError(f"{problem}, so '{name}' cannot be read for it; give tensors (.pt)")
         rules = protocol(config.protocol)
-        seed = trained.seed if rules.data_seed is None else rules.data_seed
+        fixed = [one for one in (config.data_seed, rules.data_seed) if one is not None]
+        seed = (*fixed, trained.seed)[0]
         clients = config.clients or rules.clients
         source, notes = load(name, root=config.data_root, clients=clients, seed=seed)
         return source, 0, tuple(notes)

@@ -143,6 +143,34 @@ def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
     return Spent(most, least, *(epsilon(precision, delta) for precision in revealed))
 
 
+def site_report(
+    privacy: PrivacyConfig | None, sent: Sequence[float], total: float
+) -> dict[str, Any] | None:
+    """A site's own report on a run, by the noise of each update on its account; None without.
+
+    `total` is the precision of all its runs: a server may ask under another run's name.
+    """
+    if privacy is None:
+        return None
+    found = (
+        math.inf
+        if privacy.randomness == "seed"
+        else epsilon(sum(map(release, sent)), privacy.delta)
+    )
+    spent = f"epsilon {found:.3g}" if math.isfinite(found) else "epsilon is infinite"
+    return {
+        **msgspec.to_builtins(privacy),
+        "epsilon_server": found if math.isfinite(found) else None,
+        "releases": len(sent),
+        "adjacency": ADJACENCY,
+        "sampling": SAMPLING,
+        "says": f"{spent} against the server and the other sites, at delta {privacy.delta:g}, by "
+        f"this site's own account when the model came (clip {privacy.clip:g}, noise "
+        f"{privacy.noise:g}, {len(sent)} updates in all seeds; epsilon "
+        f"{epsilon(total, privacy.delta):.3g} in all runs of this site)",
+    }
+
+
 def privacy_report(
     config: RunConfig, ledgers: Sequence[Ledger], clients: int, *, federated: bool = False
 ) -> dict[str, Any] | None:

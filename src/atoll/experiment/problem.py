@@ -120,9 +120,8 @@ class Problem:
             found = cache.read("federation", key, partial(_cached, config))
         if found is None:
             found = self._make(seed)
-            # Only these may differ from `self.config`; the data decide them.
-            known = {"partition": found.config.partition, "clients": found.config.clients}
-            about = {**found.federation.about, CONFIG: known}
+            known = Settled(found.config.partition, found.config.clients)
+            about = {**found.federation.about, CONFIG: msgspec.to_builtins(known)}
             size = num_bytes(list(found.federation.graphs))
             keep = partial(save_federation, replace(found.federation, about=about))
             cache.write("federation", key, keep, size)
@@ -229,6 +228,13 @@ class Problem:
         return source, config
 
 
+class Settled(msgspec.Struct, forbid_unknown_fields=True):
+    """The options that the data decide: no other one is taken from the cache."""
+
+    partition: str | None
+    clients: int | None
+
+
 Divide = Callable[[Problem, int], Division]
 """Makes the clients of one seed, as `Problem.divide` does."""
 
@@ -237,9 +243,11 @@ def _cached(config: RunConfig, path: Path) -> Division:
     """Clients from the cache, in memory of their own: the entry may be deleted at any time."""
     found = load_federation(path)
     about, graphs = dict(found.about), tree_map(torch.clone, tuple(found.graphs))
-    known = about.pop(CONFIG)
+    known: Settled = msgspec.convert(about.pop(CONFIG), Settled)
     federation = replace(found, graphs=graphs, about=about)
-    return Division(federation, [], msgspec.structs.replace(config, **known))
+    return Division(
+        federation, [], msgspec.structs.replace(config, **msgspec.structs.asdict(known))
+    )
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:

@@ -233,7 +233,8 @@ class Run:
         """Train, aggregate, score."""
         began, number = time.perf_counter(), self.history.rounds
         everyone = self.simulation.clients(number)
-        with self.clock.stage("training"):
+        eager = nullcontext() if self.replay is None else self.replay.eager()
+        with self.clock.stage("training"), eager:
             self.server, outcome = self.play(self.server, everyone, self.scores_train(number))
         self._read([Round(number, outcome)], began, lambda _: self.trees())
 

@@ -20,31 +20,18 @@ from atoll.core.losses import BALANCED
 from atoll.core.method import Method
 from atoll.data.load import is_own
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
+from atoll.experiment import problem as problems
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.continued import extend, trained_models
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, cores, start, synchronize, tuned_process
-from atoll.experiment.history import (
-    bins_metric,
-    metric_of,
-    positive_of,
-    select_rule,
-    selection_of,
-)
+from atoll.experiment.history import bins_metric, metric_of, positive_of, select_rule, selection_of
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.newcomer import check_newcomer, first_day, seed_scores
 from atoll.experiment.observers import Observer, Observers
 from atoll.experiment.privacy import privacy_report, with_privacy
-from atoll.experiment.problem import (
-    Data,
-    Divide,
-    Division,
-    Problem,
-    name_configuration,
-    nearly_single_class,
-    uneven_features,
-)
+from atoll.experiment.problem import Data, Divide, Division, Problem, name_configuration
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.sweep import run_together, why_one_by_one
@@ -284,15 +271,24 @@ class RunPlan:
         self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
             if not self.resuming:  # else a refusal must not delete the run that is resumed
-                self.before = self.folder.files_of_start(self.config.all_seeds)
-                self.made = not self.folder.path.exists()
+                made = not self.folder.path.exists()
+                before = self.folder.files_of_start(self.config.all_seeds)
+                self.folder.claim(self.config)
+                self.before, self.made = before, made
             with self.clock.stage("saving"):
                 self.folder.begin(self.config, federation)
         short = method.too_short(self.config.rounds or self.rules.rounds)
-        wanted = metric_of(self.config, federation), positive_of(self.config, federation)
-        notes = [*notes, *nearly_single_class(federation, *wanted), *([short] if short else [])]
+        wanted = (
+            metric_of(self.config, federation),
+            positive_of(self.config, federation),
+        )
+        notes = [
+            *notes,
+            *problems.nearly_single_class(federation, *wanted),
+            *([short] if short else []),
+        ]
         if self.data is not None or is_own(self.config.data):
-            notes += uneven_features(federation)
+            notes += problems.uneven_features(federation)
         if self.config.class_weights == BALANCED:
             counted = "class weights are balanced by each client's own training labels"
             notes.append(f"{counted}; nothing more leaves a client for it")

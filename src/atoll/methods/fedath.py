@@ -7,6 +7,10 @@
     f^b minimises       ENT(H^b) + λ HSIC(H^c, H^b)     H^c and ω held fixed
     W^c <- Σ_k N_k W^c_k / N;   a client predicts with W^c and its own Φ
 
+`routing`: "code" is the above, Algorithm 1 with the public code's place for Φ. "joint" is Eq. 12:
+all networks minimise CE + ENT + λ HSIC with nothing held fixed, so that ENT reaches Φ by 1 - ω.
+`weight_by`: "nodes" is Eq. 4 and the code, "uniform" the 1/K of Eq. 2.
+
 HSIC with linear kernels is a squared cross-covariance, Tr(K1 C K2 C) = ‖(C H^c)ᵀ H^b‖², so it costs
 O(N d²) and no N x N matrix is ever made.
 
@@ -28,7 +32,7 @@ from torch import Tensor
 
 from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph, View
-from atoll.core.hyper import NonNegative
+from atoll.core.hyper import NonNegative, WeightBy
 from atoll.core.losses import cross_entropy
 from atoll.core.method import client_step
 from atoll.core.optim import Adam, Optimizer
@@ -36,7 +40,8 @@ from atoll.core.random import fold
 from atoll.core.space import USUAL, Real, paper_grid, preset_table
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
-from atoll.nn.nets import GCN, EdgeGNN, EdgeMLP, weighted_gcn
+from atoll.nn.edges import weighted_gcn
+from atoll.nn.nets import GCN, EdgeGNN, EdgeMLP
 
 SHARED = {
     "cg": ("causal",),
@@ -64,9 +69,11 @@ class FedATH(Averaging):
     evaluator: Annotated[Literal["mlp", "gnn"], "network that scores the edges"] = "mlp"
     hsic: Annotated[Literal["trace/N", "trace/(N-1)^2"], "scale of HSIC"] = "trace/(N-1)^2"
     entropy: Annotated[Literal["sum", "mean", "uniform"], "reading of Eq. 9"] = "mean"
-    use_entropy: Annotated[bool, "whether f^b minimises the entropy term"] = True
+    routing: Annotated[Literal["code", "joint"], "which loss trains which network"] = "code"
+    use_entropy: Annotated[bool, "whether the entropy term counts"] = True
     use_hsic: Annotated[bool, "whether the HSIC term counts"] = True
     share: Annotated[Literal["cg", "cg+ee", "cg+bg", "all"], "networks that are averaged"] = "cg"
+    weight_by: WeightBy = "nodes"
     aggregate: Aggregate = Mean()
 
     space = USUAL | {"lam": Real(1e-4, 10, log=True)}
@@ -127,16 +134,17 @@ class FedATH(Averaging):
         kept = [name for name in SHARED["all"] if name not in shared]
         own = state or Private({name: self._fresh(name, key) for name in kept}, None)
         networks, moments = self.fit(graph, {**shared, **own.networks}, own.moments, key)
-        reply = Update({name: networks[name] for name in shared}, graph.size("nodes"))
+        reply = Update({name: networks[name] for name in shared}, graph.size(self.weight_by))
         return reply, Private({name: networks[name] for name in kept}, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """Both losses in one number: what one network must not see is detached."""
+        """Both losses in one number: unless `routing=joint`, what one must not see is detached."""
         # One Adam over all networks takes the same steps as one Adam for each.
         loops = graph.sparse_view("loops")
         weight = self.edge_weights(params, graph, key)
         causal = self.net.on(weighted_gcn(loops, weight), params["causal"], graph, key)
-        rest = weighted_gcn(loops, 1 - weight.detach())
+        joint = self.routing == "joint"
+        rest = weighted_gcn(loops, 1 - (weight if joint else weight.detach()))
         noise = None if key is None else fold(key, "biased")
         biased = self.net.on(rest, params["biased"], graph, noise)
         total = cross_entropy(causal, graph)
@@ -145,7 +153,7 @@ class FedATH(Averaging):
         if self.use_hsic:
             # Once with H^b held fixed and once with H^c: equal numbers, and both slopes at once.
             both = hsic(causal, biased, graph.real, self.hsic)
-            total = total + self.lam * (both + both.detach())
+            total = total + self.lam * (both if joint else both + both.detach())
         return total
 
     def edge_weights(self, networks: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:

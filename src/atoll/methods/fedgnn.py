@@ -225,9 +225,9 @@ class FedGNN(Training):
         shrink = shrink.unsqueeze(-1)
         share = state.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
 
-        def propagate(z: Tensor) -> Tensor:
+        def propagate(z: Tensor, bias: Tensor) -> Tensor:
             inside = shrink * matmul(adjacency, shrink * z)
-            return inside.index_add(0, place, share @ message[1]["weight"])
+            return inside.index_add(0, place, share @ message[1]["weight"]) + bias
 
         h = self.net.embed(message[:2], graph, key)
         for number, layer in enumerate(message[1:], start=1):

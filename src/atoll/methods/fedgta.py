@@ -10,7 +10,8 @@
 `propagation`: "authors" is the above, from their code. "paper" is Y <- (1 - α) Â Y + α Y⁰ with
 nothing added to training nodes. "openfgl" starts from Ŷ on training nodes and zero elsewhere, has
 no self-loops, and keeps Y in [0, 1]. `moments_of=all` describes every step of the propagation, as
-the paper does; the code describes the last one.
+the paper does; the code describes the last one. `preset=reference` has the code's network: GAMLP
+with its fault. `net=gamlp` is GAMLP without it.
 
 Wire, per client and round:  down  own model      up  model, confidence H, moments M
 Private state: the optimizer's moments. M tells how often classes are predicted.
@@ -26,7 +27,7 @@ cosines.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ from atoll.core.graph import Graph, View
 from atoll.core.hyper import OneOrMore, OptimizerState, Positive, Share
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, client_step
-from atoll.core.space import USUAL, Real, Whole, paper_grid
+from atoll.core.space import USUAL, Presets, Real, Whole, paper_grid
 from atoll.core.training import Mixing, put_pairs, unmet
 from atoll.core.tree import Tree, record
 from atoll.nn import views
@@ -91,6 +92,7 @@ class FedGTA(Mixing):
     grids = paper_grid(moments=("hybrid", "origin"), order=(6, 13, 20), threshold=(0.5, 0.6, 0.65))
     paper = "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
     not_private = "its clients also send moments of their soft labels, and the server compares them"
+    presets: ClassVar[Presets] = {"reference": {"net": "gamlp", "hop_weights": "sgl"}}
 
     @property
     def views(self) -> Mapping[str, View]:

@@ -16,9 +16,9 @@ the encoder ("elbo"). In the public code the ELBO's optimizer holds α̂ alone, 
 that cross entropy trains everything ("ce"; the ELBO is left out, which changes no number). "both"
 adds the two losses. Everything but "ce" needs A to be reconstructed: `pairs` per node, 0 for all.
 `heads`: in the code both heads are one function, so that log σ² = μ but for dropout ("shared").
-"separate" gives log σ² a scale and a shift per dimension, which the ELBO trains. They start as the
-identity, hence from the code's head, and are the least that lets a variance reach its prior's:
-rows of length one cannot come near log σ²_H. Eq. 10 does not share them, so they stay private.
+"separate" gives log σ² a scale and a shift per dimension, so that it can reach log σ²_H, which rows
+of length one cannot. "two-encoders" gives it its own W and b: the second DisenGCN of Eq. 7. Both
+start as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
 `js`: the code's surrogate averages moments and may pass ln 2 ("moments"); "monte-carlo" estimates
 the divergence itself. `elbo_sums`: "sum" is Eq. 6 over N²; "mean" averages each term over its own
 axes, as the code does. `prior`: the code adds log N(α̂) to what it minimises, and its ELBO has σ²_H
@@ -102,7 +102,9 @@ class FedIIH(Mixing):
     epochs: Epochs = 1
     tau: Sharpness = 10.0
     trains_encoder: Annotated[Literal["ce", "elbo", "both"], "losses that train the encoder"] = "ce"
-    heads: Annotated[Literal["shared", "separate"], "whether q has a variance head"] = "shared"
+    heads: Annotated[Literal["shared", "separate", "two-encoders"], "what log σ² has to itself"] = (
+        "shared"
+    )
     js: Annotated[Literal["moments", "monte-carlo"], "how the divergence is computed"] = "moments"
     prior: Annotated[Literal["paper", "code"], "whose terms tie α̂ to α̃"] = "paper"
     elbo_sums: Annotated[Literal["sum", "mean"], "sums or means over nodes in the ELBO"] = "sum"
@@ -184,7 +186,7 @@ class FedIIH(Mixing):
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Train classifier, encoder and the latent parameters; describe the client by q."""
-        state = state or Private(self._latent(received.alpha), None)
+        state = state or Private(self._latent(received), None)
         start = {"model": received.model, "latent": state.latent}
         loss = partial(self.whole_loss, received.alpha)
         params, moments = self.fit(graph, start, state.moments, key, loss=loss)
@@ -235,10 +237,12 @@ class FedIIH(Mixing):
         self, latent: Tree, h: Tensor, graph: Graph, key: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """μ and log σ² of every node, (N, K * h)."""
-        mean = log_variance = self.disengcn.head(h, graph, key, "mean")
-        if key is not None:
-            # Only then does the second head differ: it has dropout of its own.
-            log_variance = self.disengcn.head(h, graph, key, "log-variance")
+        net, second = self.disengcn, "encoder" in latent
+        mean = log_variance = net.head(h, graph, key, "mean")
+        if second:
+            h = net.embed(latent, graph, None if key is None else fold(key, "sigma"))
+        if second or key is not None:  # with a key, their dropout differs
+            log_variance = net.head(h, graph, key, "log-variance")
         if "scale" in latent:
             log_variance = log_variance * latent["scale"] + latent["shift"]
         return mean, log_variance
@@ -263,20 +267,20 @@ class FedIIH(Mixing):
             return bias.new_ones(self.disengcn.factors, len(clients), len(clients))
         found = []
         for k, q in enumerate(zip(reply.mean.unbind(1), reply.log_variance.unbind(1), strict=True)):
-            if self.js == "moments":
-                found.append(vgae.js_of_moments(*q))
-            else:
-                found.append(vgae.js_by_sampling(*q, fold(clients.key, "js", k), self.samples))
+            draws = (*q, fold(clients.key, "js", k), self.samples)
+            moments = self.js == "moments"
+            found.append(vgae.js_of_moments(*q) if moments else vgae.js_by_sampling(*draws))
         return (1 - torch.stack(found) / math.log(2)).to(reply.mean.dtype)
 
-    def _latent(self, alpha: Tensor | None) -> dict[str, Tensor]:
-        """α̂ starts at α̃, the variance head at the identity."""
-        if alpha is None:
+    def _latent(self, received: Download) -> dict[str, Tree]:
+        """α̂ starts at α̃, the variance head at the identity, its encoder at the received one."""
+        if (alpha := received.alpha) is None:
             return {}
-        latent = {"alpha": alpha} if self.hierarchy else {}
-        if self.heads == "separate":
-            latent |= {"scale": torch.ones_like(alpha), "shift": torch.zeros_like(alpha)}
-        return latent
+        own: dict[str, dict[str, Tree]] = {
+            "separate": {"scale": torch.ones_like(alpha), "shift": torch.zeros_like(alpha)},
+            "two-encoders": {"encoder": received.model["encoder"]},
+        }
+        return ({"alpha": alpha} if self.hierarchy else {}) | own.get(self.heads, {})
 
 
 def separate_federation(models: Tree, beta: Tensor) -> Tree:

@@ -227,6 +227,8 @@ class FedSagePlus(Averaging):
         generator, seed = part
         if "features" in generator:
             made = self.mend(graph, generator, seed, sparing=True)
+            if made.places is not None:
+                made = replace(made, places=replace(made.places, lasting=True))
             return replace(made, around=parts.surrounded(graph, graph.real, made))
         return self._seen(graph, generator, seed)
 

@@ -14,12 +14,17 @@ Floats per client and round: the base's (2P + 1 for P parameters); once C for C 
 Departures from the reference code: φ is Eqs. 3 to 5 (the code's φ, `reliability=reference`, is in
 effect the number of labelled nodes: its transition matrix is a diagonal and walks visit random
 nodes); negative φ count as zero, and so does a class that no participant has; predictions on
-pseudo graphs have no dropout (`server_dropout=true` brings the code's back). Readings where paper
+pseudo graphs have no dropout (`server_dropout=true` brings the code's back). FedTAD-r-eq of Fig. 4a
+distils on the real graph, which no server has: it is the baseline `fedtad-real` of `atoll compare`,
+an oracle without privacy. Readings where paper
 and code differ have names: `discrepancy` kl | l1 (the code's, which also holds the local models'
 predictions fixed for the generator), `diversity` cosine | mode-seeking (added once per client in
 the code), `reduce` sum | mean over the pseudo nodes of a class, `neighbours_by` dot | cosine (the
 code's, made symmetric). With a base that personalises, every participant's model is corrected, by
-the same teachers: distillation then pulls the models towards what all agree on.
+the same teachers: distillation then pulls the models towards what all agree on. The server's two
+rates are shares of the clients' rate, a tenth as in the code (1e-3 beside 1e-2; the paper is
+silent). Earlier versions had an absolute 1e-3, which ruins the model at a client rate of 1e-3.
+Where clients do not use Adam, the shares are of Adam's own 1e-2.
 """
 
 from collections.abc import Mapping
@@ -35,7 +40,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update, put, with_model
 from atoll.core.errors import ConfigError
 from atoll.core.fit import minimise
 from atoll.core.graph import Graph, View, make_graph
-from atoll.core.hyper import LearningRate, OneOrMore, Width, ZeroOrMore
+from atoll.core.hyper import NonNegative, OneOrMore, Positive, Width, ZeroOrMore
 from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step
 from atoll.core.optim import Adam
@@ -87,8 +92,10 @@ class FedTAD(Wrapper, Averaging):
     lam_sem: Annotated[float, "λ1: weight of L_sem"] = 1.0
     lam_div: Annotated[float, "λ2: weight of L_div"] = 1.0
     lam_diverg: Annotated[float, "weight of L_diverg for the generator"] = 1.0
-    generator_lr: Annotated[LearningRate, "rate of the generator"] = 1e-3
-    distil_lr: Annotated[LearningRate, "rate of the distilled model"] = 1e-3
+    generator_ratio: Annotated[Positive, "generator's rate, as a share of the clients'"] = 0.1
+    distil_ratio: Annotated[Positive, "distilled model's rate, as a share of the clients'"] = 0.1
+    generator_lr: Annotated[NonNegative, "generator's rate in place of the share; 0: none"] = 0.0
+    distil_lr: Annotated[NonNegative, "the same of the distilled model"] = 0.0
     discrepancy: Annotated[Literal["kl", "l1"], "D in L_diverg"] = "l1"
     diversity: Annotated[Literal["cosine", "mode-seeking"], "what L_div measures"] = "mode-seeking"
     reduce: Annotated[Literal["sum", "mean"], "over the pseudo nodes of a class"] = "mean"
@@ -99,7 +106,7 @@ class FedTAD(Wrapper, Averaging):
     space = USUAL | {
         **dict.fromkeys(("lam_sem", "lam_div"), Real(1e-3, 10, log=True)),
         **dict.fromkeys(PLAYED, Whole(1, 10)),
-        **dict.fromkeys(("generator_lr", "distil_lr"), Real(1e-4, 1e-2, log=True)),
+        **dict.fromkeys(("generator_ratio", "distil_ratio"), Real(1e-2, 1, log=True)),
     }
     grids = paper_grid(
         **dict.fromkeys(("lam_sem", "lam_div"), (0.1, 0.01, 0.001)),
@@ -116,11 +123,11 @@ class FedTAD(Wrapper, Averaging):
     )
     presets = preset_table(
         *("reliability", "discrepancy", "diversity", "reduce", "neighbours_by"),
-        *("lam_sem", "lam_div"),
+        *("lam_sem", "lam_div", "server_dropout"),
         # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.
-        paper=("topology", "kl", "cosine", "sum", "dot", 0.01, 0.01),
-        # The public code's defaults, errors of its φ included.
-        reference=("reference", "l1", "mode-seeking", "mean", "cosine", 1.0, 1.0),
+        paper=("topology", "kl", "cosine", "sum", "dot", 0.01, 0.01, False),
+        # The public code's defaults, errors of its φ and dropout on the server included.
+        reference=("reference", "l1", "mode-seeking", "mean", "cosine", 1.0, 1.0, True),
     )
 
     def __post_init__(self) -> None:
@@ -146,6 +153,18 @@ class FedTAD(Wrapper, Averaging):
         """The conditional generator P."""
         return parts.Generator(self.net.features, self.net.classes, self.noise_size)
 
+    @property
+    def generator_optimizer(self) -> Adam:
+        return Adam(lr=self.generator_lr or self.generator_ratio * self._client_rate)
+
+    @property
+    def distil_optimizer(self) -> Adam:
+        return Adam(lr=self.distil_lr or self.distil_ratio * self._client_rate)
+
+    @property
+    def _client_rate(self) -> float:
+        return self.optimizer.lr if isinstance(self.optimizer, Adam) else Adam().lr
+
     def init(self, clients: Clients) -> Server:
         if self.pseudo_nodes < self.net.classes:
             raise ConfigError(
@@ -154,8 +173,8 @@ class FedTAD(Wrapper, Averaging):
             )
         base = self._hooks.init(clients)
         generator = self.generator.init(fold(clients.key, "generator"))
-        moments = Adam(lr=self.generator_lr).init(generator)
-        deployed, of_model = self._hooks.deploy(base), Adam(lr=self.distil_lr).init
+        moments = self.generator_optimizer.init(generator)
+        deployed, of_model = self._hooks.deploy(base), self.distil_optimizer.init
         if isinstance(deployed, ToEach):
             of_model = torch.func.vmap(of_model)
         found = clients.map(self.assess, ToAll(Empty())).phi
@@ -175,6 +194,10 @@ class FedTAD(Wrapper, Averaging):
             # One model for all, and yet each client has its own: the rest of it never leaves.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, base, teachers, clients)
+
+    def lesson(self, teachers: Tree, share: Tensor, personal: bool) -> "Lesson":
+        """One round's distillation; the baseline `fedtad-real` gives another."""
+        return Lesson(self, teachers, share, personal)
 
     def of_base(self, server: Server) -> Tree:
         return server.base
@@ -210,7 +233,7 @@ class FedTAD(Wrapper, Averaging):
             students, moments = take(students, rows), take(moments, rows)
         # Matrices stored by column: products with all of them need no copy.
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
-        lesson = Lesson(self, stored, _share(server.phi[rows]), personal)
+        lesson = self.lesson(stored, _share(server.phi[rows]), personal)
         generator, its_moments = server.generator, server.generator_moments
         root = clients.key
         keys = [fold(root, "distil", number) for number in range(self.iterations)]
@@ -229,7 +252,7 @@ class FedTAD(Wrapper, Averaging):
             moments = put(server.model_moments, rows, moments)
         clients.require_finite(
             students,
-            "distillation diverged on the server (its model is not finite); lower distil_lr, or "
+            "distillation diverged on the server (its model is not finite); lower distil_ratio, or "
             "the clients' learning rate",
         )
         server = Server(base, server.phi, generator, its_moments, moments)
@@ -288,7 +311,7 @@ class Lesson:
             div = len(taught) * parts.mode_seeking(noise, x) if seeking else parts.mean_cosine(x)
             return method.lam_sem * sem + method.lam_div * div - method.lam_diverg * diverg
 
-        optimizer, steps = Adam(lr=method.generator_lr), method.generator_steps
+        optimizer, steps = method.generator_optimizer, method.generator_steps
         return minimise(loss, generator, optimizer, moments, steps, key, owned=owned)
 
     def teach(
@@ -303,7 +326,7 @@ class Lesson:
         """Steps of the student, or of each, towards the trusted teachers' answers."""
         method, weight = self.method, self.weight
         with torch.no_grad():
-            graph = self.pseudo_graph(method.generator(generator, noise, self.labels))
+            graph = self.drawn(generator, noise)
             answers = self.answers(self.teachers, graph, many=True).contiguous()
 
         def loss(params: Tree, key: Tensor) -> Tensor:
@@ -314,12 +337,16 @@ class Lesson:
             return parts.divergence(found, taught, weight, method.discrepancy)
 
         def correct(student: Tree, moments: Tree) -> tuple[Tree, Tree]:
-            optimizer, steps = Adam(lr=method.distil_lr), method.distil_steps
+            optimizer, steps = method.distil_optimizer, method.distil_steps
             return minimise(loss, student, optimizer, moments, steps, key, owned=owned)
 
         each = torch.func.vmap(correct) if self.personal else correct
         corrected: tuple[Tree, Tree] = each(students, moments)
         return corrected
+
+    def drawn(self, generator: Tree, noise: Tensor) -> Graph:
+        """The graph that students learn on."""
+        return self.pseudo_graph(self.method.generator(generator, noise, self.labels))
 
     def noise(self, key: Tensor) -> Tensor:
         """What the generator turns into nodes, (B, noise_size)."""

@@ -19,10 +19,11 @@ Floats per client and round: 2P + 1 for P shared parameters, 2P + 2 for GCFL+.
 Departures from the reference code: a client sends its model and the server takes the difference.
 From the code, not the paper: no split in the first `min_round` rounds and of clusters with
 `min_size` clients or fewer; the criterion's mean is plain where Eq. 4 weighs it (`mean`); the
-update is a weighted mean where Eq. 7 sums; a DTW distance becomes a similarity as max - distance;
-after a split GCFL+ starts all its sequences anew. The paper describes GCFL+ by norms of Δ, the code
-takes those of the last mini-batch's gradient. With partial participation, a cluster is split only
-in rounds in which all its members take part; its model moves for all of them in every round.
+update is a weighted mean where Eq. 7 prints a sum (`update=sum`: steps grow with the cluster); a
+DTW distance becomes a similarity as max - distance; after a split GCFL+ starts all its sequences
+anew. The paper describes GCFL+ by norms of Δ, the code takes those of the last mini-batch's
+gradient. With partial participation, a cluster is split only in rounds in which all its members
+take part; its model moves for all of them in every round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,9 @@ from atoll.core.space import USUAL, Presets, Real, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Mixing
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
+
+ROOM = 512
+"""Rounds for which the trace grows at once, so that rounds between have trees of one shape."""
 
 
 @record
@@ -65,9 +69,22 @@ class Server:
     cluster: Tensor  # every client's, (N,) int64
     norms: Tensor  # the last ones that each client sent, the newest last, (N, seq_length)
     recorded: Tensor  # how many norms each client has sent since the last split, (N,) int64
-    splits: Tensor  # so far, (S, 1 + N) int64
-    reasons: Tensor  # of every split: norm of the mean, largest norm, weight of the cut, (S, 3)
-    trace: Tensor  # of every round so far, -1 for absent clients, (R, 2, N)
+    splits: Tensor  # all that there can be, -1 for those to come, (N - 1, 1 + N) int64
+    reasons: Tensor  # of every split: norm of the mean, largest norm, weight of the cut, (N - 1, 3)
+    noted: Tensor  # the trace, -1 for absent clients, with room for rounds to come, (R, 2, N)
+    played: Tensor  # how many rounds so far, () int64
+
+    @property
+    def trace(self) -> Tensor:
+        return self.noted[: int(self.played)]
+
+
+class Criterion(NamedTuple):
+    """Of every possible cluster, (N,) each; those without a participant have zeros."""
+
+    mean: Tensor  # norm of the mean update
+    largest: Tensor  # norm of an update
+    met: Tensor  # whether the cluster is to be split
 
 
 class Split(NamedTuple):
@@ -91,6 +108,7 @@ class GCFL(Mixing):
     eps1: Annotated[NonNegative, "ε1: a mean update below it allows a split"] = 0.05
     eps2: Annotated[NonNegative, "ε2: a largest update above it allows a split"] = 0.1
     mean: Annotated[Literal["plain", "weighted"], "the mean update in the criterion"] = "plain"
+    update: Annotated[Literal["mean", "sum"], "a cluster's step; sum: Eq. 7 to the letter"] = "mean"
     seq_length: Annotated[OneOrMore, "norms of a client that GCFL+ compares"] = 5
     standardize: Annotated[bool, "whether sequences are divided by their deviation"] = False
     min_round: Annotated[ZeroOrMore, "rounds before the first split"] = 20
@@ -118,9 +136,12 @@ class GCFL(Mixing):
         start, total = init_shared(self.net, clients.key), clients.total
         like = leaves(start)[0]
         none = torch.zeros(total, dtype=torch.int64, device=like.device)
-        norms, trace = like.new_zeros(total, self.seq_length), like.new_zeros(0, 2, total)
-        splits, reasons = none.new_zeros(0, 1 + total), like.new_zeros(0, 3)
-        return Server(spread(start, total), none, norms, none.clone(), splits, reasons, trace)
+        norms, noted = like.new_zeros(total, self.seq_length), like.new_zeros(0, 2, total)
+        splits = none.new_full((total - 1, 1 + total), -1)
+        tree = splits, like.new_zeros(total - 1, 3)
+        return Server(
+            spread(start, total), none, norms, none.clone(), *tree, noted, none.new_zeros(())
+        )
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
@@ -130,8 +151,16 @@ class GCFL(Mixing):
             norms = put(server.norms, present, torch.cat([server.norms[present][:, 1:], newest], 1))
             recorded = put(server.recorded, present, server.recorded[present] + 1)
             server = replace(server, norms=norms, recorded=recorded)
-        server = self._split(server, gram(updates), reply.weight, clients)
-        return replace(server, models=_moved(server, updates, reply.weight, present))
+        products = gram(updates).double()
+        found = self._criterion(server, products, reply.weight.double(), present)
+        server = _with_trace(server, products, found, clients)
+        if clients.happens(found.met.any()):
+            server = self._split(server, products, found, clients)
+        models = _moved(server, updates, reply.weight, present, self.update)
+        return replace(server, models=models)
+
+    def stage(self, round: int) -> int:
+        return round // ROOM
 
     def too_short(self, rounds: int) -> str:
         if rounds > self.min_round:
@@ -166,34 +195,36 @@ class GCFL(Mixing):
             sent = norm(tree_map(torch.sub, model, received))
         return Update(model, graph.size(self.weight_by), sent), own
 
-    def _split(self, server: Server, products: Tensor, weight: Tensor, clients: Clients) -> Server:
-        """Note all norms, and split the clusters that meet the criterion, each into two."""
+    def _criterion(
+        self, server: Server, products: Tensor, weight: Tensor, present: Tensor
+    ) -> Criterion:
+        """Which clusters are to be split, by the inner products of the participants' updates."""
+        members = _members(server)
+        inside = members[:, present]
+        mean, largest = update_norms(products, inside, weight, self.mean)
+        met = (inside.sum(1) == members.sum(1)) & (members.sum(1) > self.min_size)
+        met = met & (server.played + 1 > self.min_round)  # the code counts rounds from one
+        if self.similarity != "cosine":
+            met = met & (server.recorded.min() >= self.seq_length)
+        return Criterion(mean, largest, met & (mean < self.eps1) & (largest > self.eps2))
+
+    def _split(
+        self, server: Server, products: Tensor, found: Criterion, clients: Clients
+    ) -> Server:
+        """Split the clusters that meet the criterion, each into two."""
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
-        # Some numbers of some clients: a CPU is faster.
-        products, weight = products.double().cpu(), weight.double().cpu()
-        noted = products.new_full((2, clients.total), -1.0)
-        for members in clusters(server):
-            present = [member for member in members if member in row]
-            if not present:
-                continue
-            rows = [row[member] for member in present]
-            inside = products[rows][:, rows]
-            mean, largest = update_norms(inside, weight[rows], self.mean)
-            noted[0, present], noted[1, present] = inside.diagonal().sqrt(), mean
-            may = (
-                clients.round + 1 > self.min_round  # the code counts rounds from one
-                and present == members
-                and len(members) > self.min_size
-                and (self.similarity == "cosine" or int(server.recorded.min()) >= self.seq_length)
-            )
-            if may and mean < self.eps1 and largest > self.eps2:
-                cut, sides = minimum_cut(self._similarity(server, members, inside))
-                found = [[members[i] for i in side] for side in sides]
-                server = _divided(server, clients.round, found, (mean, largest, cut))
-                if self.similarity != "cosine":
-                    server = replace(server, recorded=torch.zeros_like(server.recorded))
-        line = noted.unsqueeze(0).to(server.trace)
-        return replace(server, trace=torch.cat([server.trace, line]))
+        products = products.cpu()  # some numbers of some clients: a CPU is faster
+        lines = zip(*(part.tolist() for part in found), strict=True)
+        for members, (*reason, met) in zip(clusters(server), lines, strict=False):
+            if met:
+                rows = [row[member] for member in members]
+                alike = self._similarity(server, members, products[rows][:, rows])
+                cut, sides = minimum_cut(alike)
+                parts = [[members[i] for i in side] for side in sides]
+                server = _divided(server, clients.round, parts, (*reason, cut))
+                if self.similarity != "cosine":  # all sequences start anew
+                    return replace(server, recorded=torch.zeros_like(server.recorded))
+        return server
 
     def _similarity(self, server: Server, members: list[int], products: Tensor) -> Tensor:
         """How alike two members of a cluster are, (k, k), never negative."""
@@ -211,7 +242,8 @@ def cluster_tree(server: Server) -> list[Split]:
         return tuple(client for client, place in enumerate(line[1:]) if place == wanted)
 
     lines = zip(server.splits.tolist(), server.reasons.tolist(), strict=True)
-    return [Split(line[0], side(line, 1), side(line, 2), *reason) for line, reason in lines]
+    made = ((line, reason) for line, reason in lines if line[0] >= 0)
+    return [Split(line[0], side(line, 1), side(line, 2), *reason) for line, reason in made]
 
 
 def clusters(server: Server) -> list[list[int]]:
@@ -226,11 +258,17 @@ def gram(updates: Tree) -> Tensor:
     return flat @ flat.T
 
 
-def update_norms(products: Tensor, weight: Tensor, mean: str) -> tuple[float, float]:
-    """Norm of the members' mean update, and the largest norm of one, from inner products."""
-    share = weight / weight.sum() if mean == "weighted" else torch.ones_like(weight) / len(weight)
-    together = (share @ products @ share).clamp(min=0).sqrt()
-    return float(together), float(products.diagonal().max().sqrt())
+def update_norms(
+    products: Tensor, inside: Tensor, weight: Tensor, mean: str
+) -> tuple[Tensor, Tensor]:
+    """Norm of each cluster's mean update, and the largest norm of one, from inner products (K, K).
+
+    `inside` has a row for each cluster, (C, K), true for its members.
+    """
+    share = inside * (weight if mean == "weighted" else torch.ones_like(weight))
+    share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+    together = ((share @ products) * share).sum(1).clamp(min=0).sqrt()
+    return together, (inside * products.diagonal()).amax(1).sqrt()
 
 
 def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
@@ -265,24 +303,45 @@ def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]
     return float(cut), (first, second)
 
 
+def _members(server: Server) -> Tensor:
+    """Whether each client is in each of as many clusters as there can be, (N, N)."""
+    numbers = torch.arange(len(server.cluster), device=server.cluster.device)
+    return server.cluster == numbers.unsqueeze(1)
+
+
+def _with_trace(server: Server, products: Tensor, found: Criterion, clients: Clients) -> Server:
+    """Note the norms of the round in the next free row of the trace."""
+    present, noted = clients.positions, server.noted
+    norms = torch.stack([products.diagonal().sqrt(), found.mean[server.cluster[present]]])
+    line = noted.new_full((2, clients.total), -1.0)
+    line = line.scatter(1, present.expand(2, -1), norms.to(noted.dtype))
+    if clients.round >= len(noted):
+        noted = torch.cat([noted, noted.new_zeros(ROOM, *line.shape)])
+    here = torch.arange(len(noted), device=noted.device) == server.played
+    noted = torch.where(here[:, None, None], line, noted)
+    return replace(server, noted=noted, played=server.played + 1)
+
+
 def _divided(
     server: Server, number: int, sides: Sequence[Sequence[int]], reason: tuple[float, ...]
 ) -> Server:
     """The second side becomes a cluster of its own, and the split is noted."""
-    line, cluster = server.splits.new_zeros(1, server.splits.shape[1]), server.cluster.clone()
-    line[0, 0] = number
+    cluster, splits, reasons = (t.clone() for t in (server.cluster, server.splits, server.reasons))
+    row = new = int(cluster.max())  # every split adds a cluster
+    splits[row] = 0
+    splits[row, 0] = number
     for side, members in enumerate(sides, start=1):
-        line[0, [1 + member for member in members]] = side
-    cluster[list(sides[1])] = int(cluster.max()) + 1
-    splits = torch.cat([server.splits, line])
-    reasons = torch.cat([server.reasons, server.reasons.new_tensor([reason])])
+        splits[row, [1 + member for member in members]] = side
+    cluster[list(sides[1])] = new + 1
+    reasons[row] = reasons.new_tensor(reason)
     return replace(server, cluster=cluster, splits=splits, reasons=reasons)
 
 
-def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor) -> Tree:
-    """Every client's model plus the weighted mean update of its cluster's participants."""
-    numbers = torch.arange(int(server.cluster.max()) + 1, device=weight.device)
-    inside = (server.cluster[positions] == numbers.unsqueeze(1)).to(weight.dtype) * weight
-    share = inside / inside.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor, update: str) -> Tree:
+    """Every client's model plus the weighted mean, or sum, of its cluster's updates."""
+    share = _members(server)[:, positions].to(weight.dtype)
+    if update == "mean":
+        inside = share * weight
+        share = inside / inside.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
     steps = mix(updates, share)
     return tree_map(lambda model, step: model + step[server.cluster], server.models, steps)

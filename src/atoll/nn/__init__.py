@@ -15,6 +15,7 @@ from atoll.core.method import Net, task_of
 from atoll.nn.disengcn import DisenGCN
 from atoll.nn.gin import GIN, GraphGIN
 from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
+from atoll.nn.polynomials import GAMLP, ChebNet
 from atoll.nn.residual import Duo, Residual
 
 NETS = {
@@ -26,6 +27,8 @@ NETS = {
     "mlp": MLP,
     "residual": Residual,
     "duo": Duo,
+    "gamlp": GAMLP,
+    "chebnet": ChebNet,
     "disengcn": DisenGCN,
     "gin-graph": GraphGIN,
 }

@@ -23,13 +23,14 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.graph import Graph, View
+from atoll.core.graph import Graph, Sparse, View
 from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.method import Embedder
 from atoll.core.random import dropout, fold
 from atoll.core.task import GRAPHS
 from atoll.core.tree import Tree, tree_map
 from atoll.nn import views
+from atoll.nn.dense import dense_layer, evened
 from atoll.nn.init import apply_linear, linear
 from atoll.nn.ops import at_columns, by_row, matmul, row_max, tall_matmul
 
@@ -110,7 +111,7 @@ class GraphGIN(Embedder):
         before = torch.cat([params["pre"]["weight"], params["pre"]["bias"].unsqueeze(0)])
         before = before @ first["inner"]["weight"]
         # Up to the first dropout a node's numbers are a function of its row alone.
-        h = by_row(lambda x1: _perceptron(first, matmul(x1, before)), graph.views["sum_x1"])
+        h = by_row(partial(_first, first, before), graph.views["sum_x1"])
         h = _convolved(rest, h, graph, key, self.dropout)
         pool = graph.sparse_view("pool")
         h = row_max(pool, at_columns(pool, h)) if self.pool == "max" else matmul(pool, h)
@@ -126,19 +127,38 @@ class GraphGIN(Embedder):
         return graph.from_roots(logits)
 
 
+def _first(layer: Tree, weight: Tensor, x: Tensor | Sparse) -> Tensor:
+    """The first convolution, of rows that are summed over neighbours already."""
+    if isinstance(x, Tensor) and not x.is_cuda:
+        return _rectified(x, {**layer["inner"], "weight": weight}, layer["outer"])
+    return _perceptron(layer, matmul(x, weight))
+
+
+def _rectified(h: Tensor, *layers: Tree) -> Tensor:
+    """Linear layers with rectifiers on a CPU: product, bias and rectifier are one kernel."""
+    out = evened(h)
+    for layer in layers:
+        out = dense_layer(out, layer["weight"], layer["bias"], relu=True)
+    return out[: len(h)]
+
+
 def _perceptron(layer: Tree, h: Tensor) -> Tensor:
     """The rest of a convolution, after its first product and the sum over neighbours."""
     h, outer = torch.relu_(h + layer["inner"]["bias"]), layer["outer"]
     if h.is_cuda:
         return torch.relu_(tall_matmul(h, outer["weight"]) + outer["bias"])
-    return torch.relu_(torch.addmm(outer["bias"], h, outer["weight"]))
+    return _rectified(h, outer)
 
 
 def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
     """Dropout of the first convolution's output h, then the others, each with its dropout."""
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
-        h = _perceptron(layer, matmul(graph.views["sum"], tall_matmul(h, layer["inner"]["weight"])))
+        if h.is_cuda:
+            sums = matmul(graph.views["sum"], tall_matmul(h, layer["inner"]["weight"]))
+            h = _perceptron(layer, sums)
+        else:
+            h = _rectified(matmul(graph.views["sum"], h), layer["inner"], layer["outer"])
         h = dropout(h, key, graph.ids, rate, "dropout", number)
     return h
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from atoll.core.random import fold, uniform
 from atoll.core.tree import Tree
+from atoll.nn.ops import matmul
 
 
 def _symmetric(key: Tensor, shape: tuple[int, ...], bound: float) -> Tensor:
@@ -43,5 +44,5 @@ def zeros(key: Tensor, size: int) -> Tensor:
 
 def apply_linear(layer: Tree, h: Tensor) -> Tensor:
     """H W + b."""
-    out: Tensor = h @ layer["weight"] + layer["bias"]
+    out: Tensor = matmul(h, layer["weight"]) + layer["bias"]
     return out

@@ -132,7 +132,8 @@ class NeighGen:
         *hidden, last = layers
         h = z
         for layer in hidden:
-            h = torch.relu(apply_linear(layer, h))
+            # Not by `apply_linear`: how many rows there are changes in every step (`nn.dense`).
+            h = torch.relu(h @ layer["weight"] + layer["bias"])
         if places is not None:
             return places.tanh_layer(h, last["weight"], last["bias"])
         return torch.tanh(apply_linear(last, h)).reshape(-1, self.slots, self.features)

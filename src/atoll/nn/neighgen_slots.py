@@ -19,16 +19,8 @@ from torch.nn import functional
 
 from atoll.core.random import dropout
 from atoll.core.tree import record, static
-from atoll.core.vmap.stacks import (
-    Context,
-    Dims,
-    Gradients,
-    Vmap,
-    as_batch,
-    call,
-    current_batch,
-    known,
-)  # fmt: skip
+from atoll.core.vmap.stacks import Context, Gradients, Stacked, call, current_batch, known
+from atoll.nn.dense import raw_product
 
 Counts = tuple[tuple[int, ...], ...]
 Sizes = tuple[int, ...]
@@ -46,6 +38,7 @@ class Places:
     sizes: Sizes = static(())  # descending: n, and less; together R; no zeros
     counts: Counts = static(())  # how many of them each client uses, the first ones
     shape: tuple[int, int] = static((0, 0))  # N and p
+    lasting: bool = static(False)  # whether many steps use these places
 
     def at(self, rows: Tensor) -> Tensor:
         """The row of each place's node: (N, ...) -> (R, ...)."""
@@ -93,7 +86,7 @@ class Places:
 
     def node_product(self, rows: Tensor, weight: Tensor) -> Tensor:
         """(n, C) by (C, O): (n, O), zero at nodes that use no slot."""
-        first = _Layout(tuple(count[:1] for count in self.counts), self.sizes[:1], 1)
+        first = _Layout(tuple(count[:1] for count in self.counts), self.sizes[:1], 1, self.lasting)
         return _at_each(_Product, first, rows, weight)
 
     def tanh_layer(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -102,7 +95,7 @@ class Places:
 
     @property
     def _layout(self) -> _Layout:
-        return _Layout(self.counts, self.sizes, self.shape[1])
+        return _Layout(self.counts, self.sizes, self.shape[1], self.lasting)
 
     def _chosen(self, own: Tensor) -> Tensor:
         return torch.cat([own[:size, k : k + 1] for k, size in enumerate(self.sizes)])
@@ -118,7 +111,7 @@ def used_places(used: Tensor) -> Places | None:
     sizes = [size for size in sizes if size] or [1]
     counts = tuple(tuple(int(count) for count in client[: len(sizes)]) for client in found)
     nodes = torch.argsort(used.sum(1), descending=True, stable=True)[: sizes[0]]
-    return Places(nodes, tuple(sizes), counts, (used.shape[0], used.shape[1]))
+    return Places(nodes, tuple(sizes), counts, (used.shape[0], used.shape[1]), False)
 
 
 class _Layout(NamedTuple):
@@ -127,6 +120,11 @@ class _Layout(NamedTuple):
     counts: Counts
     sizes: Sizes
     slots: int
+    lasting: bool
+
+    def times(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of two matrices; only lasting shapes are worth kernels of their own."""
+        return raw_product(a, b) if self.lasting else a @ b
 
     def pieces(self) -> Iterator[tuple[int, int, slice]]:
         """For each client and slot the rows that are used, if any."""
@@ -154,23 +152,14 @@ class _LayoutContext(Context, Protocol):
 Inputs = tuple[_Layout, *tuple[Tensor, ...]]
 
 
-class _OnStacks(Function):
-    """A function of stacks, (K, ...); a `vmap` only has to find them."""
-
-    @classmethod
-    def vmap(cls, info: Vmap, in_dims: Dims, layout: _Layout, *args: Tensor) -> tuple[Tensor, int]:
-        pairs = zip(args, in_dims[1:], strict=True)
-        return call(cls, layout, *(as_batch(arg, dim, info.batch_size) for arg, dim in pairs)), 0
-
-
-class _Product(_OnStacks):
+class _Product(Stacked):
     """Rows (K, R, C) by weights (K, C, O), where rows are used; zero elsewhere."""
 
     @staticmethod
     def forward(layout: _Layout, rows: Tensor, weight: Tensor) -> Tensor:
         out = rows.new_zeros(*rows.shape[:2], weight.shape[-1])
         for i, _, piece in layout.pieces():
-            torch.mm(rows[i, piece], weight[i], out=out[i, piece])
+            out[i, piece] = layout.times(rows[i, piece], weight[i])
         return out
 
     @staticmethod
@@ -187,11 +176,11 @@ class _Product(_OnStacks):
         if ctx.needs_input_grad[2]:
             by_weight = weight.new_zeros(weight.shape)
             for i, _, piece in ctx.layout.pieces():
-                by_weight[i].addmm_(rows[i, piece].T, grad[i, piece])
+                by_weight[i] += ctx.layout.times(rows[i, piece].T, grad[i, piece])
         return None, by_rows, by_weight
 
 
-class _TanhLayer(_OnStacks):
+class _TanhLayer(Stacked):
     """tanh(h W + b) with D columns for each slot, at places: (K, n, C) -> (K, R, D)."""
 
     @staticmethod

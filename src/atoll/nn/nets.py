@@ -8,7 +8,7 @@ entries of the view `loops` (A + I); those of self-loops are not used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,10 +24,9 @@ from atoll.core.hyper import Dropout, Hidden, Layers, OneOrMore
 from atoll.core.random import dropout, fold
 from atoll.core.tree import Tree
 from atoll.nn import views
+from atoll.nn.edges import Propagation
 from atoll.nn.init import apply_linear, glorot, kaiming, kaiming_bias, linear, zeros
-from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum, with_values
-
-Propagation = Callable[[Tensor], Tensor]
+from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,7 @@ class GCN(Layered):
         return views.first_product(graph, "gcn", layer["weight"], layer["bias"])
 
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
-        if self._is_head(number):
-            return self.convolved(layer, h, number, lambda product: product)
-        return matmul(graph.views["gcn"], matmul(h, layer["weight"]), layer["bias"])
+        return self.convolved(layer, h, number, partial(matmul, graph.views["gcn"]))
 
     def _is_head(self, number: int) -> bool:
         return self.head == "linear" and number == self.layers - 1
@@ -152,7 +149,7 @@ class GCN(Layered):
         self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
         """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
-        h: Tensor = propagate(matmul(graph.views["x"], params[0]["weight"])) + params[0]["bias"]
+        h = propagate(matmul(graph.views["x"], params[0]["weight"]), params[0]["bias"])
         for number, layer in enumerate(params[1:], start=1):
             h = self.convolved(layer, self.dropped(h, number, graph, key), number, propagate)
         return h
@@ -160,7 +157,7 @@ class GCN(Layered):
     def convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
         """Layer `number` on the output of `dropped`, with the given propagation."""
         h = matmul(h, layer["weight"])
-        out: Tensor = (h if self._is_head(number) else propagate(h)) + layer["bias"]
+        out: Tensor = h + layer["bias"] if self._is_head(number) else propagate(h, layer["bias"])
         return out
 
 
@@ -287,14 +284,6 @@ def edge_mask(adjacency: Sparse) -> Tensor:
     """One for edges, zero for self-loops and padding, (E,)."""
     real = (adjacency.rows != adjacency.columns) & (adjacency.values != 0)
     return real.to(adjacency.values.dtype)
-
-
-def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
-    """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij; gradients flow through D."""
-    matrix = with_values(adjacency, torch.where(adjacency.rows != adjacency.columns, weight, 1.0))
-    scale = row_sum(adjacency, matrix.values.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
-    # Scaling the nodes before and after is cheaper than scaling every entry.
-    return lambda h: scale * matmul(matrix, scale * h)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch.nn import functional
 from atoll.core.graph import Distinct, Matrix, Sparse
 from atoll.core.kernels import on_gpu
 from atoll.core.vmap.stacks import Constant, Context, Dims, Gradients, Vmap, as_batch, call
+from atoll.nn.dense import times
 
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
@@ -40,11 +41,11 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None and not on_its_own:
         return matmul(matrix, dense) + bias
     if isinstance(matrix, Tensor):
-        if dense.shape[-1] < NARROW and not dense.is_cuda:
+        if matrix.dim() == 2 and dense.shape[-1] < NARROW and not dense.is_cuda:
             return _call(_Narrow, matrix, dense)
-        return matrix @ dense
+        return times(matrix, dense)
     if isinstance(matrix, Distinct):
-        return matmul(matrix.which, matrix.rows @ dense)
+        return matmul(matrix.which, times(matrix.rows, dense))
     if matrix.dense is not None and not on_its_own:
         return matrix.dense @ dense
     m = matrix
@@ -54,7 +55,7 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def tall_matmul(h: Tensor, weight: Tensor) -> Tensor:
     """The product of a dense matrix with many rows, (N, D), and one with few, (D, H)."""
-    return _call(_Tall, h, weight) if h.is_cuda else h @ weight
+    return _call(_Tall, h, weight) if h.is_cuda else times(h, weight)
 
 
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:

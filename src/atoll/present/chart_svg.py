@@ -18,19 +18,7 @@ from html import escape
 import numpy as np
 
 from atoll.present import chart as plot
-from atoll.present.chart import (
-    Area,
-    Axis,
-    Bars,
-    Chart,
-    Dots,
-    Heat,
-    Line,
-    Mark,
-    Numbers,
-    Rule,
-    Texts,
-)
+from atoll.present.chart import Area, Axis, Bars, Chart, Dots, Heat, Line, Mark, Numbers, Rule
 from atoll.present.tables import Table, html, make_table
 
 MAX_POINTS = 120  # points that a line is drawn with
@@ -43,26 +31,11 @@ PLAIN = Axis("", 0.0, 1.0, ticks=())
 OUTLINES = {
     "box": "M-{r} -{r}H{r}V{r}H-{r}z",
     "cross": "M-{r} -{r}L{r} {r}M-{r} {r}L{r} -{r}",
-    "plus": "M-{r} 0H{r}M0 -{r}V{r}",
-    "diamond": "M0 -{r}L{r} 0L0 {r}L-{r} 0z",
-    "star": "M0 -{r}L{r} {r}L-{r} 0H{r}L-{r} {r}z",
-    "up": "M0 -{r}L{r} {r}H-{r}z",
-    "down": "M0 {r}L{r} -{r}H-{r}z",
-    "left": "M-{r} 0L{r} -{r}V{r}z",
-    "right": "M{r} 0L-{r} -{r}V{r}z",
 }
 """Paths of the shapes that are no circles; `r` is half their size."""
-ANCHORS = {
-    "above": ("middle", 0, -6),
-    "right": ("start", 6, 4),
-    "left": ("end", -6, 4),
-    "corner": ("start", 6, -6),
-    "centre": ("middle", 0, 4),
-}
-"""Anchor of words, and their offsets to the right and downwards in pixels."""
 
 
-def _classes(mark: Line | Rule) -> str:
+def _classes(mark: Line) -> str:
     """The CSS classes that give colour and dash."""
     return mark.colour + (f" d{mark.dash}" if mark.dash else "")
 
@@ -80,7 +53,6 @@ def chart_html(
 
     The names of lines stand at their ends if `legend` is "ends".
     """
-    chart = fitted(chart)
     lines = [mark for mark in chart.marks if isinstance(mark, Line) and mark.name]
     key, ends, size = "", "", f"--h:{height}px"
     if chart.legend == "ends" and lines:
@@ -156,41 +128,6 @@ def thinned(count: int, most: int = MAX_POINTS) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
-def fitted(chart: Chart) -> Chart:
-    """The chart with both ends and the ticks of each axis; marks decide where it had none."""
-    x, y = (_fit(axis, list(_numbers(chart.marks, axis is chart.x))) for axis in (chart.x, chart.y))
-    return replace(chart, x=x, y=y)
-
-
-def _fit(axis: Axis, values: list[float]) -> Axis:
-    known = [v for v in values if np.isfinite(v)] or [0.0, 1.0]
-    room = (0.04 if axis.room is None else axis.room) * (max(known) - min(known))
-    low = min(known) - room if axis.low is None else axis.low
-    high = max(known) + room if axis.high is None else axis.high
-    if (ticks := axis.ticks) is None:
-        chosen = plot.nice_ticks(min(low, high), max(low, high))
-        ticks = [(t, plot.short(t)) for t in chosen if not axis.whole or t == int(t)]
-    return replace(axis, low=low, high=high, ticks=ticks)
-
-
-def _numbers(marks: Iterable[Mark], horizontal: bool) -> Iterable[float]:
-    """Every number of the marks that an axis must hold."""
-    for mark in marks:
-        match mark:
-            case Line() | Dots() | Texts():
-                yield from map(float, mark.x if horizontal else mark.y)
-            case Area():
-                along = horizontal != mark.across
-                yield from map(float, mark.x if along else [*mark.low, *mark.high])
-            case Bars():
-                ends = [*mark.starts, *mark.ends]
-                yield from map(float, ends if horizontal == mark.across else mark.at)
-            case Rule() if mark.upright == horizontal:
-                yield mark.at
-            case _:
-                pass
-
-
 def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
     """The marks of a chart: lines and areas in a stretched SVG, the others placed by percent."""
     stretched, placed = [], []
@@ -207,16 +144,11 @@ def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
                 placed += _columns(mark, chart)
             case Dots():
                 placed += _points(mark, chart)
-            case Rule():
-                placed.append(_rule(mark, chart))
-            case Texts():
-                anchor, right, down = ANCHORS[mark.place]
-                kind = f'class="words {mark.colour}" text-anchor="{anchor}"'
-                for x, y, words in zip(*_percents(chart, mark.x, mark.y), mark.words, strict=True):
-                    place = f'dx="{right}" dy="{down}" x="{x:.2f}%" y="{y:.2f}%"'
-                    placed.append(f"<text {kind} {place}>{escape(words)}</text>")
-            case Heat():
-                raise TypeError("a heat map is drawn by heat_html")
+            case Rule(upright=True, to=float(to)) if chart.bare:  # into the rows around, too
+                edges, _ = _percents(chart, (mark.at, to), ())
+                placed.append(_rectangle(mark.colour, edges, (-20, 120)))
+            case _:
+                raise TypeError(f"no page draws {mark}; heat_html draws a heat map")
     inner = ""
     if stretched:
         size = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%"'
@@ -287,31 +219,14 @@ def _columns(bars: Bars, chart: Chart) -> list[str]:
         sides = (at - bars.width / 2, at + bars.width / 2), ends
         places = _percents(chart, *(sides[::-1] if bars.across else sides))
         found.append(_rectangle(bars.colour, *places, bars.opacity))
-    if bars.spread is not None:
-        xs, ys = (bars.ends, bars.at) if bars.across else (bars.at, bars.ends)
-        found += _whiskers(xs, ys, bars.spread, "soft", chart, across=bars.across)
-    return found
-
-
-def _whiskers(
-    xs: Numbers, ys: Numbers, spread: Numbers, kind: str, chart: Chart, *, across: bool = False
-) -> list[str]:
-    found = []
-    for a, b, s in zip(xs, ys, spread, strict=True):
-        if s:
-            wide, tall = ((a - s, a + s), (b, b)) if across else ((a, a), (b - s, b + s))
-            found.append(_segment(f"bar {kind}", *_percents(chart, wide, tall)))
     return found
 
 
 def _points(dots: Dots, chart: Chart) -> list[str]:
     """Marks that are placed by percent and keep their size."""
-    found = []
-    if dots.spread is not None:
-        found += _whiskers(dots.x, dots.y, dots.spread, dots.colour, chart)
     tips = list(dots.tips) or [""] * len(dots.x)
     places = zip(*_percents(chart, dots.x, dots.y), tips, strict=True)
-    return found + [_mark(dots, *place) for place in places]
+    return [_mark(dots, *place) for place in places]
 
 
 def _mark(dots: Dots, x: float, y: float, tip: str = "") -> str:
@@ -322,17 +237,6 @@ def _mark(dots: Dots, x: float, y: float, tip: str = "") -> str:
         return f'<circle {kinds} cx="{x:.2f}%" cy="{y:.2f}%" r="{radius}">{title}</circle>'
     outline = f'<path d="{OUTLINES[dots.shape].format(r=radius)}"/>'
     return f'<svg {kinds} x="{x:.2f}%" y="{y:.2f}%">{title}{outline}</svg>'
-
-
-def _rule(rule: Rule, chart: Chart) -> str:
-    """A line through the chart, or a stripe, which in a strip reaches into the rows around."""
-    ends = (rule.at, rule.at if rule.to is None else rule.to)
-    edges = _percents(chart, ends, ())[0] if rule.upright else _percents(chart, (), ends)[1]
-    across = (-20, 120) if chart.bare and rule.to is not None else (0, 100)
-    xs, ys = (edges, across) if rule.upright else (across, edges)
-    if rule.to is None:
-        return _segment(f"bar {_classes(rule)}", xs, ys, rule.width)
-    return _rectangle(rule.colour, xs, ys)
 
 
 def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:

@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 Align = Literal["left", "center", "right"]
-Rank = Literal["", "best", "second"]
 DASH = "–"  # stands where there is no number
 NEEDS_BOOKTABS = "% needs \\usepackage{booktabs}"
-_RICH: Mapping[Rank, str] = {"": "", "best": "bold", "second": "underline"}
-_MARKDOWN: Mapping[Rank, str] = {"": "", "best": "**", "second": "*"}
-_LATEX: Mapping[Rank, str] = {"": "", "best": "\\textbf", "second": "\\underline"}
-_HTML: Mapping[Rank, str] = {"": "", "best": "b", "second": "u"}
 _TEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": "\\textbackslash{}",
     "~": "\\textasciitilde{}",
@@ -63,7 +58,7 @@ class Cell:
 
     text: str = ""
     spread: str = ""  # standard deviation over seeds; empty for one seed
-    mark: Rank = ""  # of its column
+    best: bool = False  # of its column
     sign: str = ""  # a superscript, such as "≈" for a difference that is not significant
     style: str = ""  # rich's name of a colour or a weight, for the terminal only
     html: str = ""  # markup that a page shows in place of the text
@@ -145,7 +140,7 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
     for place, row in enumerate(table.rows):
         if place in table.sections:
             drawn.add_section()
-        drawn.add_row(*(Text(cell.plain, style=cell.style or _RICH[cell.mark]) for cell in row))
+        drawn.add_row(*(Text(c.plain, c.style or ("bold" if c.best else "")) for c in row))
     return drawn
 
 
@@ -154,7 +149,7 @@ def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
     special = str.maketrans({letter: f"\\{letter}" for letter in escaped} | {"\n": " "})
 
     def cell_text(cell: Cell) -> str:
-        mark = _MARKDOWN[cell.mark]
+        mark = "**" if cell.best else ""
         return f"{mark}{cell.plain.strip().translate(special)}{mark}"
 
     title = table.title.translate(special)
@@ -198,7 +193,7 @@ def latex(table: Table, *, place: str = "[t]") -> str:
 
 
 def _tex_cell(cell: Cell) -> str:
-    text = f"{_LATEX[cell.mark]}{{{tex(cell.text)}}}" if cell.mark else tex(cell.text)
+    text = f"\\textbf{{{tex(cell.text)}}}" if cell.best else tex(cell.text)
     spread = f"{{\\scriptsize$\\pm${cell.spread}}}" if cell.spread else ""
     return text + spread + (f"$^{{{tex(cell.sign).strip('$')}}}$" if cell.sign else "")
 
@@ -240,8 +235,7 @@ def html(table: Table, *, label: str = "") -> str:
 def _html_cell(cell: Cell) -> str:
     if cell.html:
         return cell.html
-    mark = _HTML[cell.mark]
-    text = f"<{mark}>{escape(cell.text)}</{mark}>" if mark else escape(cell.text)
+    text = f"<b>{escape(cell.text)}</b>" if cell.best else escape(cell.text)
     spread = f' <span class="pm">± {escape(cell.spread)}</span>' if cell.spread else ""
     return text + spread + (f"<sup>{escape(cell.sign)}</sup>" if cell.sign else "")
 
@@ -312,7 +306,7 @@ class ResultTable:
         """The printed number with its mark."""
         sign = "+" if column in self.signed else ""
         cell = self.cell(row, column).cell(self.scale, self.digits, sign)
-        return replace(cell, mark="best") if row in self.best(column) else cell
+        return replace(cell, best=row in self.best(column))
 
     def table(self) -> Table:
         """The printed table."""

@@ -13,16 +13,7 @@ from atoll.experiment.baseline import BOUND, NOT_FEDERATED, POOLED, WINS
 from atoll.experiment.metrics import find_metric, label_of, per_class
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
-from atoll.present.tables import (
-    DASH,
-    Cell,
-    Column,
-    ResultTable,
-    html,
-    make_table,
-    number_of,
-    result_csv,
-)
+from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
 from atoll.present.terminal import alert_line, counted
 from atoll.report.collect import Collection, ReportedRun, main_table
 
@@ -141,7 +132,7 @@ def _settings(found: Collection) -> str:
         config = group[0].config
         how = (config.partition, config.split, config.protocol, f"{config.fraction:.0%}")
         epochs = {one.config.epochs for one in group if one.config.epochs}  # a baseline has none
-        known = ", ".join(map(str, sorted(epochs))) or DASH
+        known = ", ".join(map(str, sorted(epochs))) or "–"
         rows.append([column, group[0].run.result.clients, *how, known])
     heads = ["federation", "clients", "partition", "split", "protocol", "in a round", "epochs"]
     return html(make_table(heads, rows, left=len(heads), title="How the federations were made"))
@@ -262,7 +253,7 @@ def line_chart(title: str, lines: Sequence[Line], x_name: str, y_name: str, poin
     low = float(np.nanmin(np.concatenate([edge[len(edge) // 10 :] for edge in lows])))
     high = max(float(np.nanmax(edge)) for edge in highs)
     room = max(0.04 * (high - low), 0.5)
-    x, y = plain_axis(x_name, left, right), Axis(f"{y_name}, %", low - room, high + room)
+    x, y = plain_axis(x_name, left, right), plain_axis(f"{y_name}, %", low - room, high + room, 5)
     chart = Chart(title, x, y, tuple(lines), legend="ends", grid=True, alt=alt)
     numbers = svg.line_numbers(title, lines, x_name)
     return svg.chart_html(chart, height=250, points=points, numbers=numbers)

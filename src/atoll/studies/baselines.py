@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from itertools import islice
 from typing import ClassVar
 
@@ -16,9 +17,11 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError, check_name
 from atoll.core.federation import Federation
-from atoll.core.graph import Graph, with_views
+from atoll.core.graph import Graph, moved, with_views
+from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.core.stages import rows_by_stage
+from atoll.core.tree import Tree
 from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline, Baseline, pooled_graph
 from atoll.experiment.build import build_method
@@ -28,6 +31,7 @@ from atoll.experiment.history import bins_metric, positive_of, selection_of
 from atoll.experiment.model import SelectedModel
 from atoll.experiment.problem import Problem
 from atoll.experiment.rounds import Experiment
+from atoll.methods.fedtad import FedTAD, Lesson
 from atoll.present.tables import Column, Table, make_table
 
 
@@ -213,7 +217,7 @@ class Oracle(Baseline[list[Tensor]]):
     """
 
     pools = True
-    trains = True
+    trains = "local"
 
     def fit(self, federation: Federation, seed: int) -> list[Tensor]:
         """The scores of each client's nodes."""
@@ -221,19 +225,21 @@ class Oracle(Baseline[list[Tensor]]):
         return self.fit_in(Problem.of(config, federation), federation, seed)
 
     def fit_in(self, problem: Problem, federation: Federation, seed: int) -> list[Tensor]:
-        _refuse_graphs("oracle", federation)
+        _refuse_graphs("oracle" if self.trains == "local" else "fedtad-real", federation)
         task = federation.task.name
-        config, rules = resolve(as_local(problem.given), task)
-        loss = config.class_weights, config.loss
+        config, rules = resolve(as_method(self.trains, problem.given), task)
+        loss, device = (config.class_weights, config.loss), choose_device(config.device)
         method = build_method(config, federation.features, federation.classes, task)
         whole = pooled_graph(problem, federation, seed)
+        method, clients = self._placed(method, whole, federation, device)
         run = Experiment(
             method,
-            replace(federation, graphs=(whole,), numbers=()).with_loss(*loss),
+            clients.with_loss(*loss),
             rounds=config.rounds or rules.rounds,
+            fraction=config.fraction,
             seed=seed,
             engine=choose_engine(config.engine)[0],
-            device=choose_device(config.device),
+            device=device,
             metric=bins_metric(config, federation),
             positive=positive_of(config, federation),
             keep=selection_of(config, rules, federation),
@@ -242,20 +248,78 @@ class Oracle(Baseline[list[Tensor]]):
         assert kept is not None
         model = SelectedModel.of_export(kept.export())  # on the CPU
 
-        def logits(graph: Graph) -> Tensor:
-            return model.predict(method, with_views(graph, method.views), 0)
+        def logits(place: int, graph: Graph) -> Tensor:
+            return model.predict(method, with_views(graph, method.views), place)
 
         with torch.no_grad():
-            return _by_client(rows_by_stage(whole, logits), federation)
+            found = [rows_by_stage(g, partial(logits, i)) for i, g in enumerate(clients.graphs)]
+            return found if len(found) == len(federation) else _by_client(found[0], federation)
+
+    def _placed(
+        self, method: Method, whole: Graph, federation: Federation, device: torch.device | str
+    ) -> tuple[Method, Federation]:
+        """The method as it trains, and the clients that it trains on."""
+        return method, replace(federation, graphs=(whole,), numbers=())
 
     def predict(self, model: list[Tensor], client: int, graph: Graph) -> Tensor:
         return model[client]
 
 
-def as_local(config: RunConfig) -> RunConfig:
-    """The configuration of a baseline that `trains`, as one of the method `local`."""
+class _RealLesson(Lesson):
+    """Distillation on a real graph, whose nodes and teachers all count alike; no generator."""
+
+    @cached_property
+    def weight(self) -> Tensor:
+        real = self.drawn(None, self.share).real
+        return self.share[:, :1] * real / real.sum()
+
+    def make_harder(
+        self, generator: Tree, moments: Tree, *rest: object, owned: bool = False
+    ) -> tuple[Tree, Tree]:
+        return generator, moments
+
+    def drawn(self, generator: Tree, noise: Tensor) -> Graph:
+        assert isinstance(self.method, _OnRealGraph)
+        assert self.method.graph is not None
+        return self.method.graph
+
+
+@dataclass(frozen=True)
+class _OnRealGraph(FedTAD):
+    """FedTAD whose server has the graph of all clients."""
+
+    graph: Graph | None = None
+
+    def lesson(self, teachers: Tree, share: Tensor, personal: bool) -> Lesson:
+        return _RealLesson(self, teachers, share, personal)
+
+
+@dataclass(frozen=True)
+class RealFedTAD(Oracle):
+    """FedTAD-r-eq: its server distils on the real graph of all clients, so it has no privacy.
+
+    This is Fig. 4a of its paper. The graph has the edges between clients, where the data have them.
+    All teachers and all nodes of the graph count alike, and there is no generator.
+    """
+
+    trains = "fedtad"
+
+    def _placed(
+        self, method: Method, whole: Graph, federation: Federation, device: torch.device | str
+    ) -> tuple[Method, Federation]:
+        if whole.since is not None:
+            raise ConfigError("fedtad-real needs all nodes from the start; choose another --split")
+        settings = {field.name: getattr(method, field.name) for field in fields(FedTAD)}
+        if settings["reliability"] not in ("topology", "equal"):  # its default, or no choice
+            raise ConfigError("fedtad-real trusts all clients alike; leave out reliability")
+        graph = moved(with_views(whole, method.net.views), device)
+        return _OnRealGraph(**{**settings, "reliability": "equal"}, graph=graph), federation
+
+
+def as_method(name: str, config: RunConfig) -> RunConfig:
+    """The configuration of a baseline that `trains`, as one of the method that it trains as."""
     objects = tuple(name for name in config.objects if name != "method")
-    return msgspec.structs.replace(config, method="local", objects=objects)
+    return msgspec.structs.replace(config, method=name, objects=objects)
 
 
 BASELINES: Mapping[str, type[AnyBaseline]] = {
@@ -266,6 +330,7 @@ BASELINES: Mapping[str, type[AnyBaseline]] = {
     "trees:pooled": PooledTrees,
     "trees:pooled-neighbours": PooledNeighbourTrees,
     "oracle": Oracle,
+    "fedtad-real": RealFedTAD,
 }
 SHORTHANDS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
     "mlp": ("local", {"net": "mlp"}),

@@ -152,8 +152,10 @@ def run_parallel(
         with contextlib.ExitStack() as stack:
             parent.run(crew or stack.enter_context(Crew(settings, observer, jobs)))
     finally:
-        for name in parent.running:  # their processes are gone
-            study_run.note(settings.folder, "stopped", name)
+        last = dict.fromkeys(parent.running, "begin")
+        last |= {event["cell"]: event["event"] for event in parent.events.read()}
+        for name in (name for name, event in last.items() if event in ("begin", "notes")):
+            study_run.note(settings.folder, "stopped", name)  # its process is gone
     if parent.refused:
         names, reason = ", ".join(parent.refused), next(iter(parent.refused.values()))
         words = "another process cannot have what %s is made of (%s); it is run in this one"

@@ -71,6 +71,31 @@ def test_calls_equal_torchs_own_apply() -> None:
         lambda key, x: theirs(keys[0]) * x)(keys, keys))  # fmt: skip
 
 
+@pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (None, None)])
+@pytest.mark.parametrize("inner", [0, 1])
+def test_gradients_in_all_runs_and_clients(axes: tuple[int | None, int | None], inner: int) -> None:
+    """Runs around clients; the parameters are of each, of a run, of a client, or of all."""
+    draw = torch.Generator().manual_seed(3)
+    shape = [size for size, axis in zip((2, 3), axes, strict=True) if axis is not None]
+    start = {
+        "w": torch.randn(*shape, 5, 4, generator=draw),
+        "b": torch.randn(tuple(shape), generator=draw),
+    }
+    data, powers = torch.randn(2, 3, 6, 5, generator=draw), torch.rand(2, 3, generator=draw)
+    data = data.movedim(1, 1 + inner)
+
+    def every(slope):
+        def one(params, x, power):
+            return slope(loss_of(x, power), params, make_key(0))
+
+        return vmap(vmap(one, (axes[1], inner, 0)), (axes[0], 0, 0))(start, data, powers)
+
+    ours, theirs = every(gradient), every(lambda loss, *given: grad(loss)(*given))
+    for name in start:
+        assert ours[name].shape == (2, 3, *start[name].shape[len(shape) :])
+        torch.testing.assert_close(ours[name], theirs[name])
+
+
 def test_the_batch_is_seen_only_under_a_single_vmap() -> None:
     seen = []
 

@@ -348,3 +348,17 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     encoder = load_own(folder(tmp_path / "old"))[0].encoder
     with pytest.raises(AtollError, match="is no folder"):
         load_new(tmp_path / "none", encoder, OwnOptions())
+
+
+@pytest.mark.parametrize(("place", "byte"), [(6, 255), (46, 0x81)])
+def test_a_damaged_archive_of_tensors_is_refused_in_one_sentence(tmp_path, place, byte):
+    """A version of ZIP that no reader knows, and a name that is no text."""
+    file = tmp_path / "a.pt"
+    torch.save({"x": torch.zeros(3, 2)}, file)
+    content = bytearray(file.read_bytes())
+    at = content.index(b"PK\x01\x02")
+    content[at + 9] |= 8  # the name of this file is UTF-8
+    content[at + place] = byte
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"'a.pt' is not readable as a .pt file"):
+        load_own(file)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -141,3 +144,32 @@ def test_work_folders_of_dead_processes_are_removed(root: Path, mirror: Path) ->
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02]r\xf0\xff\xff\x7f.",  # a place in a list of 2**31: 16 GB
+        b"(lp2147483000\n.",
+        b"\x80\x04\x8e" + b"\xff" * 8,
+        b"\x80\x02" + b"I" * 100,
+        b"\x80\x02\x8a",
+        b"",
+    ],
+)
+def test_a_damaged_pickle_is_refused_before_memory_is_allocated(tmp_path, content):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "ind.cora.x").write_bytes(content)
+    with pytest.raises(DataError, match=r"the file ind.cora.x is not a complete pickle: "):
+        checksums.check_pickles(tmp_path)
+
+
+def test_ogb_asks_no_server_for_its_latest_version() -> None:
+    if importlib.util.find_spec("ogb") is None:
+        pytest.skip("the optional package ogb is not installed")
+    code = (
+        "import threading; from atoll.data.public.untrusted import OGB_CLASS, loader_class; "
+        "loader_class(OGB_CLASS); print([t.name for t in threading.enumerate()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['MainThread']"

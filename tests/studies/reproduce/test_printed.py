@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from atoll.present.tables import rich_table
-from atoll.studies.reproduce.printed import how, terminal_tables, with_runs, write_table
+from atoll.studies.reproduce.printed import how, summary, terminal_tables, with_runs, write_table
 from atoll.studies.reproduce.recipes import PAPERS, read_paper
 from atoll.studies.reproduce.table import (
     Ours,
@@ -23,10 +23,10 @@ from atoll.studies.reproduce.table import (
 @pytest.mark.parametrize("name", PAPERS)
 def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_here: None) -> None:
     paper, wanted = read_paper(name), Wanted(both=True)
-    ours = dict.fromkeys(wanted.rules(paper), Ours(80.25, 11.25, 3))
     for number, recipe in paper.recipe.tables.items():
         if recipe.reason:
             continue
+        ours = dict.fromkeys(wanted.looks(paper, number), Ours(80.25, 11.25, 3))
         rows = tuple(replace(row, ours=ours) for row in plan_table(paper, number, wanted))
         found = Reproduction(paper, number, rows, wanted.rules(paper), None, 3)
         console = Console(width=80, record=True, file=io.StringIO())
@@ -35,6 +35,21 @@ def test_no_number_is_cut_off_in_a_terminal_of_80_columns(name: str, everything_
         text = console.export_text()
         assert "…" not in text
         assert text.count("80.2 ± 11.2") >= sum(not row.reason for row in rows)
+
+
+def test_both_verdicts_and_the_last_round_are_shown(everything_here: None, tmp_path: Path) -> None:
+    paper, wanted = read_paper("fedtad"), Wanted((("method", "FedAvg"),))
+    numbers = {"fedtad": Ours(44.8, 0.5, 3), "fedtad:last": Ours(41.5, 2.0, 3)}
+    first, *rest = plan_table(paper, "4", wanted)
+    assert first.printed.value == 44.5
+    rows = (replace(first, ours=numbers), *(replace(row, ours={}) for row in rest))
+    found = Reproduction(paper, "4", rows, wanted.rules(paper), None, 3)
+    markdown = write_table(found, tmp_path, tex=False)[1].read_text()
+    assert "| 44.5 ± 0.4 | 44.8 ± 0.5 | +0.3 | reproduced ~ | 41.5 ± 2.0 |" in markdown
+    assert "1 of 1 compatible by both spreads" in markdown
+    record = summary(found)["cells"][0]
+    assert (record["compatible"], record["last_ours"]) == (True, 41.5)
+    assert all(table.columns[-1].name == "last" for table in terminal_tables(found))
 
 
 def test_files_tell_cells_without_a_run_apart(everything_here: None, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from atoll.studies.reproduce.recipes import (
     PRINTED_METRICS,
     RECIPES,
     STRICT,
+    Variant,
     absent,
     find_item,
     read_paper,
@@ -124,13 +126,9 @@ def test_printed_values_are_in_percent_and_clients_are_counted() -> None:
 def test_settings_are_those_of_the_results_pages() -> None:
     ath = read_paper("fedath").config("Cora", "louvain-nonoverlap", "FedATH", clients=15)
     config, rules = resolve(ath)
-    assert config.set == {"lr": 1e-3, "preset": "paper", "lam": 7}
-    assert (rules.evaluate, rules.data_seed, config.rounds, config.epochs) == (
-        "local",
-        2024,
-        100,
-        3,
-    )
+    chosen = read_paper("fedath").choice("Cora", "FedATH").get("set", {})
+    assert config.set == {"lr": 1e-3, "preset": "paper", "hsic": "trace/N", **chosen}
+    assert (rules.evaluate, config.rounds, config.epochs) == ("local", 100, 3)
     iih = read_paper("fediih")
     own = resolve(iih.config("Amazon-Photo", "metis-overlap", "FedIIH", clients=30))[0]
     assert (own.rounds, own.epochs, own.set["factors"], own.set["preset"]) == (
@@ -141,12 +139,87 @@ def test_settings_are_those_of_the_results_pages() -> None:
     )
     plain = resolve(iih.config("Amazon-Photo", "metis-overlap", "FedAvg", clients=30))[0]
     assert (plain.rounds, plain.epochs) == (200, 2)
-    assert plain.set == {"hidden": 128, "weight_decay": 1e-6}
+    assert plain.set == {"hidden": 128, "weight_decay": 1e-6, "layers": 3, "head": "linear"}
     pub = iih.config("Cora", "metis-overlap", "FED-PUB", clients=10)
     method = build_method(resolve(pub)[0], features=10, classes=3)
     assert (method.tau, method.epochs, method.net.layers, method.net.hidden) == (5, 1, 3, 128)
     arxiv = iih.config("ogbn-arxiv", "metis-nonoverlap", "Local", clients=5)
     assert arxiv.ratios == (0.05, 0.475, 0.475)
+
+
+def test_recipes_follow_their_sources() -> None:
+    """Network, budget, faults of public codes and seeds of the data, each as its source has it."""
+    ath, tad, iih = (read_paper(name) for name in ("fedath", "fedtad", "fediih"))
+    for paper, dataset in ((ath, "Photo"), (tad, "Cora")):
+        own = paper.config(dataset, "louvain-nonoverlap", "FedAvg", clients=10)
+        strict = paper.config(dataset, "louvain-nonoverlap", "FedAvg", clients=10, rules=STRICT)
+        assert (own.compat, strict.compat) == (("dropout-at-eval",), ())
+        assert strict.data_seed is None
+    seeds = {
+        (data, clients): ath.config(data, "louvain-nonoverlap", "FedAvg", clients=clients).data_seed
+        for data in ("Cora", "PubMed")
+        for clients in (10, 15)
+    }
+    assert seeds.pop(("Cora", 10)) == 2024
+    assert set(seeds.values()) == {2022}
+    ten = (Variant(label=10, run={"clients": 10}),)  # as on the axis of Fig. 6
+    drawn = ath.config("Cora", "louvain-nonoverlap", "FedAvg", clients=None, variants=ten)
+    assert drawn.data_seed == 2024
+    other = ath.config("Cora", "louvain-nonoverlap", "FedAvg", clients=10, rules="fedath:2022")
+    assert (other.data_seed, other.protocol) == (2022, "fedath")
+    for name in ("Local", "FedAvg", "FedProx", "FedPer", "GCFL", "FedGNN"):
+        config = resolve(iih.config("Cora", "metis-nonoverlap", name, clients=10))[0]
+        net = build_method(config, features=10, classes=3).net
+        assert (net.layers, net.head, net.hidden) == (3, "linear", 128)
+    ada = iih.config("Cora", "metis-nonoverlap", "AdaFGL", clients=10)
+    method = build_method(resolve(ada)[0], features=10, classes=3)
+    assert (ada.rounds, method.federated_rounds, method.epochs) == (150, 100, 3)
+    assert (ada.rounds - 100) * method.personal_epochs == 200
+    assert method.optimizer.weight_decay == 5e-4
+    strict = iih.config("Cora", "metis-nonoverlap", "AdaFGL", clients=10, rules=STRICT)
+    assert (strict.rounds, strict.set["weight_decay"]) == (100, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("data", "setting", "rounds"),
+    [("PROTEINS", "oneDS", 50), ("MOLECULES", "multiDS", 100), ("MOLECULES", "oneDS", 100)],
+)
+def test_self_training_is_as_long_as_in_the_public_code(data, setting, rounds) -> None:
+    paper = read_paper("gcfl")
+    for rules, wanted in (("", rounds), (STRICT, 200)):
+        config = resolve(paper.config(data, setting, "self-train", clients=10, rules=rules))[0]
+        assert config.rounds == wanted
+    assert paper.config(data, setting, "self-train", clients=10, rounds=3).rounds == 3
+
+
+def test_a_search_has_at_most_forty_trials_and_its_choice_enters_the_runs(monkeypatch) -> None:
+    for name in PAPERS:
+        recipe = read_paper(name).recipe
+        for search in recipe.search.values():
+            grids = [math.prod(map(len, stage.values())) for stage in search.stages]
+            assert sum(grids) <= 40
+        named = {method.tuned for method in recipe.methods.values()} - {""}
+        assert named == set(recipe.search)
+    paper, cell = read_paper("fedtad"), ("Cora", "louvain-nonoverlap")
+    entry = {"set": {"lam_sem": 0.1, "hidden": 128}, "stages": 6}
+    tuned = {"fedtad": {"FedTAD": {"Cora": entry, "CS": entry | {"stages": 5}}}}
+    monkeypatch.setattr("atoll.studies.reproduce.recipes._tuned", lambda: tuned)
+    assert paper.config(*cell, "FedTAD", clients=5).set == {"lam_sem": 0.1, "hidden": 128}
+    assert paper.config(*cell, "FedTAD", clients=5, tuned=False).set == {}
+    assert paper.config(*cell, "w/o L_sem", clients=5).set == {"lam_sem": 0, "hidden": 128}
+    assert paper.config(*cell, "FedAvg", clients=5).set == {}
+    assert not paper.note("Cora", "FedTAD")
+    assert "not tuned for CS" in paper.note("CS", "FedTAD")  # a note of its row
+
+
+def test_every_change_of_a_recipe_has_its_source() -> None:
+    for name in PAPERS:
+        paper = read_paper(name)
+        for change in paper.recipe.changes:
+            assert change.what
+            assert change.source
+            assert set(change.methods) <= set(paper.recipe.methods)
+            assert set(change.tables) <= set(paper.recipe.tables)
 
 
 def test_clients_of_a_single_class_are_accepted_where_the_paper_has_them() -> None:

@@ -10,11 +10,13 @@ import pytest
 from atoll.core.errors import ConfigError
 from atoll.studies.reproduce.recipes import read_paper
 from atoll.studies.reproduce.table import (
+    Gains,
     Ours,
     Reproduction,
     Wanted,
     about_study,
     chosen,
+    compatible,
     filled,
     needed,
     parse_only,
@@ -45,6 +47,44 @@ def test_a_printed_spread_widens_the_tolerance_only_if_it_is_one_of_runs() -> No
     gcfl = read_paper("gcfl")
     found = {(one.metric, tolerance(gcfl, one.metric, one.std)) for one in gcfl.printed}
     assert found == {("acc", 1.5), ("min_gain", 1.5), ("ratio_improved", 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("paper", "spread", "ours", "answer"),
+    [
+        ("fediih", 0.9, [(71.0, 0.0, 5)], True),  # 2 * 0.9 / sqrt 3 is 1.04
+        ("fediih", 0.9, [(71.1, 0.0, 5)], False),
+        ("fediih", 0.0, [(71.0, 1.2, 5)], True),  # 2 * 1.2 / sqrt 5 is 1.07
+        ("fediih", 5.0, [(75.0, 5.0, 5)], True),  # both are wide
+        ("fedath", None, [(72.1, 1.0, 4)], True),  # one printed run has our spread: 2 * sqrt 1.25
+        ("fedath", None, [(72.3, 1.0, 4)], False),
+        ("gcfl", 5.0, [(72.3, 1.0, 5)], False),  # a spread of clients is none of runs
+        ("fedath", None, [(73.0, 1.0, 5), (69.0, 1.0, 5)], True),  # two draws, four points apart
+        ("fedath", None, [(71.0, None, 1)], None),
+    ],
+)
+def test_both_spreads_decide_the_second_verdict(paper, spread, ours, answer) -> None:
+    assert compatible(read_paper(paper), "acc", 70.0, spread, ours) is answer
+    assert compatible(read_paper(paper), "min_gain", 70.0, spread, ours) is None
+
+
+def test_the_last_round_and_other_draws_stand_beside_the_verdict(everything_here: None) -> None:
+    tad = read_paper("fedtad")
+    row = plan_table(tad, "4", Wanted(parse_only(["method=FedAvg"])))[0]
+    assert list(row.runs) == ["fedtad", "fedtad:last"]
+    assert len(unique(needed(row))) == 1
+    (cell,) = row.runs["fedtad"]
+    numbers = {"mean": 0.6, "std": 0.01, "per_seed": [0.59, 0.61]}
+    last = {"mean": 0.4, "std": 0.01, "per_seed": [0.39, 0.41]}
+    metrics = {"test_accuracy": numbers, "last_test_accuracy": last}
+    whole = filled(row, {cell.name: RunOutcome(cell, Path(), {"metrics": metrics})}, Gains())
+    assert whole.ours["fedtad"].mean == pytest.approx(60)
+    assert whole.beside["fedtad:last"].mean == pytest.approx(40)
+    only = parse_only(["dataset=Cora,clients=10,method=FedAvg"])
+    (row,) = plan_table(ATH, "1", Wanted(only, both=True))
+    assert list(row.runs) == ["fedath", "strict", "fedath:2022", "fedath:2024"]
+    assert row.runs["fedath"][0].name == row.runs["fedath:2024"][0].name
+    assert list(plan_table(ATH, "1", Wanted(only))[0].runs) == ["fedath"]  # others cost runs
 
 
 def test_only_takes_names_with_commas_and_several_of_one_column() -> None:
@@ -95,7 +135,8 @@ def test_tables_share_runs(everything_here: None) -> None:
         table: {cell.name for row in plan_table(ATH, table, wanted) for cell in needed(row)}
         for table in ("1", "3", "5", "8")
     }
-    assert len(runs["1"]) == 180  # ninety cells under two protocols
+    # Ninety cells under two protocols and one other draw of the data.
+    assert len(runs["1"]) == 270
     assert runs["8"] == runs["1"]
     assert runs["3"] & runs["5"] & runs["1"]
 

@@ -9,7 +9,7 @@ torch: only this file and `varied.py` call it, and tests compare every shortcut 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +55,15 @@ def as_batch(leaf: Tensor, dim: int | None, size: int) -> Tensor:
     return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
 
 
+class Stacked(Function):
+    """Base of functions that take all clients' tensors, stacked, as they take one client's."""
+
+    @classmethod
+    def vmap(cls, info: Vmap, dims: Dims, *args: Any) -> Any:
+        found = call(cls, *batched(info, dims, *args))
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
 class Constant(Function):
     """Base of functions without a gradient."""
 
@@ -82,7 +91,7 @@ class Batch:
         """What stands behind a tensor, and the axis of its clients; one for all is repeated."""
         # A transform that has ended leaves its wrapper around a tensor, which hides the stack.
         leaf = _functorch.unwrap_if_dead(leaf)
-        if _functorch.is_batchedtensor(leaf):
+        if _functorch.is_batchedtensor(leaf) and _functorch.maybe_get_level(leaf) == self.level:
             return _functorch.get_unwrapped(leaf), _functorch.maybe_get_bdim(leaf)
         with self.paused():
             return leaf.expand(self.batch_size, *leaf.shape), 0
@@ -110,6 +119,46 @@ class Batch:
             yield
         finally:
             _functorch.push_dynamic_layer_stack(layer)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """All `vmap`s under way, the outermost first, if there is no other transform: as a `Batch`."""
+
+    layers: Sequence[Batch]
+
+    def lower(self, leaf: Tensor) -> tuple[Tensor, Any]:
+        """What stands behind a tensor, and the axis of each `vmap`; one for all is repeated."""
+        axes = []
+        with ExitStack() as paused:
+            for batch in reversed(self.layers):
+                leaf, axis = batch.lower(leaf)
+                axes.append(axis)
+                paused.enter_context(batch.paused())
+        return leaf, axes
+
+    def lift(self, stacked: Tensor, axes: Any) -> Tensor:
+        """The opposite of `lower`."""
+        for batch, axis in zip(self.layers, reversed(axes), strict=True):
+            stacked = batch.lift(stacked, axis)
+        return stacked
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take every `vmap` off for code that works on stacks."""
+        with ExitStack() as paused:
+            for batch in self.layers:
+                paused.enter_context(batch.paused())
+            yield
+
+
+def current_batches() -> Batches | None:
+    """The `vmap`s under way; None if there is none, or some other transform besides."""
+    layers = _functorch.get_interpreter_stack() or []
+    if not layers or any(x.key() != _functorch.TransformType.Vmap for x in layers):
+        return None
+    sizes = (_functorch.CVmapInterpreterPtr(layer).batchSize() for layer in layers)
+    return Batches([Batch(layer.level(), size) for layer, size in zip(layers, sizes, strict=True)])
 
 
 def current_batch() -> Batch | None:

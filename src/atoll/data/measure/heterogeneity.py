@@ -39,7 +39,7 @@ from atoll.data.source import undirected_pairs
 
 WALK_STEPS = 5  # steps of an anonymous walk; there are 52 such walks
 FEATURE_BINS = 40  # bins of the feature similarity, from -1 to 1
-_NATS = float(np.log(2))  # of a bit
+NATS = float(np.log(2))  # of a bit
 _CHUNK = 1 << 16  # pairs whose features are multiplied at once
 
 
@@ -74,16 +74,6 @@ class Heterogeneity:
     def edges_lost_share(self) -> float:
         """Share of the whole graph's edges that no client has."""
         return self.edges_lost / self.edges_total if self.edges_total else float("nan")
-
-    @property
-    def gcfl_structure(self) -> ndarray:
-        """Structure heterogeneity in the unit of GCFL's Table 2: JS distance in nats, (K, K)."""
-        return np.asarray(np.sqrt(_NATS * self.structure_divergence))
-
-    @property
-    def gcfl_feature(self) -> ndarray:
-        """Feature heterogeneity in the unit of GCFL's Table 2: JS divergence in nats, (K, K)."""
-        return np.asarray(_NATS * self.feature_divergence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +160,7 @@ def jensen_shannon(counts: ndarray) -> ndarray:
         middle = (share + shares) / 2
         # SciPy's `jensenshannon` takes a root, which is NaN when rounding leaves -1e-17 here.
         found[row] = (rel_entr(share, middle) + rel_entr(shares, middle)).sum(axis=1) / 2
-    return np.asarray(np.clip(found / _NATS, 0, 1))
+    return np.asarray(np.clip(found / NATS, 0, 1))
 
 
 def _read(federation: Federation) -> list[PlainGraph]:
@@ -284,8 +274,8 @@ def compare_graphs(
             similar.append(similarity_histogram(one, FEATURE_BINS))
             owner.append(place)
     clients, size = np.array(owner), len(federation)
-    distance = np.sqrt(_NATS * jensen_shannon(np.stack(embedded)))
-    divergence = _NATS * jensen_shannon(np.stack(similar))
+    distance = np.sqrt(NATS * jensen_shannon(np.stack(embedded)))
+    divergence = NATS * jensen_shannon(np.stack(similar))
     return PairHeterogeneity(_means(distance, clients, size), _means(divergence, clients, size))
 
 

@@ -72,7 +72,7 @@ class Description:
             suits = {key: not feature or rule.kind in kinds for key, kinds in SUITS.items()}
             keys = [f.name for f in fields(rule) if suits.get(f.name, True)]
             lines += _lines(rule, keys[1:])
-            lines += [f"# ? {text}" + _counted(rows) for text, rows in look.questions]
+            lines += [f"# ? {text}" + (f" ({n} rows)" if n else "") for text, n in look.questions]
         lines += ["", "[edges]"]
         for role in ("source", "target", "weight"):
             if (name := self.edges.get(role, getattr(known, role))) is not None:
@@ -89,10 +89,6 @@ def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
     """The keys that are given, as lines of TOML."""
     given = [(key, getattr(of, key)) for key in keys if getattr(of, key) not in (None, ())]
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given]
-
-
-def _counted(rows: int) -> str:
-    return f" ({rows} rows)" if rows else ""
 
 
 def describe(path: Path, schema: Path | None = None) -> Description:

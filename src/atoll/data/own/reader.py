@@ -223,14 +223,16 @@ def _read_tensors(path: Path) -> Tensors:
     from torch_geometric.data.storage import GlobalStorage
 
     # Leaving the context unregisters what it was given, so PyG's own registrations stay out of it.
-    _check_not_packed(path)
     known = torch.serialization.get_safe_globals()
     needed = [c for c in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if c not in known]
     try:
+        _check_not_packed(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(needed):
             warnings.simplefilter("ignore")  # of old pickle protocols
             content = torch.load(path, map_location="cpu", weights_only=True)
             content = content.to_dict() if isinstance(content, Data) else content
+    except DataError:
+        raise
     except Exception as problem:  # a broken or hostile file fails in any way it likes
         if code := re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem)):
             refusal = f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused"

@@ -162,7 +162,7 @@ class TableFile:
         """Explain the reader's errors in one sentence."""
         try:
             yield
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+        except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as problem:
             if self.is_csv:
                 self._explain()
                 if weight and "conversion error" in str(problem):

@@ -218,8 +218,12 @@ def load_dataset(
             return Source(info.name, x, edges, y, size, split=split, metric=info.metric).checked()
         with open_raw(info.loader, info.arguments, base / info.folder, base / info.home) as dataset:
             return _source(info, dataset, split_index).checked()
-    except (AtollError, MemoryError):
+    except AtollError:
         raise
+    except MemoryError as error:  # a damaged file may ask for any amount
+        problem = f"data set '{info.name}' needs more memory than there is, or is damaged"
+        hint = f"free memory, or remove {base / info.home} and run: atoll data fetch {info.name}"
+        raise DataError(f"{problem}; {hint}") from error
     except Exception as error:  # other packages raise anything at all on a damaged file
         reason = str(error).splitlines()[0] if str(error) else "no reason"
         raise DataError(

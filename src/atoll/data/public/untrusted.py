@@ -7,11 +7,11 @@ import hashlib
 import io
 import lzma
 import os
-import pickle
 import pickletools
 import platform
 import re
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -61,6 +61,7 @@ _PICKLED_NAMES = {
     "__builtin__ list",
 }
 _NAMING_OPCODES = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
+_NUMBERING_OPCODES = {"PUT", "LONG_BINPUT"}  # the unpickler allocates memory up to the number
 _LOADED_BY_UNPICKLING = {".pt", ".pth", ".pkl", ".pickle"}
 
 
@@ -88,14 +89,19 @@ def check_pickles(home: Path) -> None:
         if path.name.endswith(".test.index"):  # its one text file
             continue
         try:
-            for opcode, argument, _ in pickletools.genops(path.read_bytes()):
+            content = path.read_bytes()
+            for opcode, argument, _ in pickletools.genops(content):
+                if opcode.name in _NUMBERING_OPCODES and int(argument or 0) > len(content):
+                    raise ValueError("a place in its memory is beyond its length")
                 if opcode.name in _NAMING_OPCODES and argument not in _PICKLED_NAMES:
                     raise DataError(
                         f"the file {path.name} is a pickle that names "
                         f"'{str(argument).replace(' ', '.')}', which a data set has no use for and "
                         "which could run code; do not use this file"
                     )
-        except (ValueError, pickle.UnpicklingError) as error:
+        except DataError:
+            raise
+        except Exception as error:  # damaged bytes may fail the reader in any way
             raise DataError(f"the file {path.name} is not a complete pickle: {error}") from error
 
 
@@ -207,7 +213,8 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
     """A PyG or OGB class with some methods replaced."""
     if loader == OGB_CLASS:
         try:
-            from ogb.nodeproppred import PygNodePropPredDataset as found
+            with _no_version_check():
+                from ogb.nodeproppred import PygNodePropPredDataset as found
         except ImportError as error:
             problem = f"this data set is read by OGB's own package, which is missing ({error})"
             raise ConfigError(f"{problem}; install it with: pip install ogb") from error
@@ -216,6 +223,18 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
 
         found = getattr(torch_geometric.datasets, loader)
     return type(loader, (found,), dict(replaced))
+
+
+@contextmanager
+def _no_version_check() -> Iterator[None]:
+    """Import OGB without its question to a server for its latest version."""
+    before = {name: sys.modules[name] for name in ("outdated",) if name in sys.modules}
+    sys.modules["outdated"] = None  # type: ignore[assignment]  # importing it is an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["outdated"]
+        sys.modules.update(before)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from atoll.experiment.history import metric_of, positive_of
 from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
 from atoll.methods import METHODS
-from atoll.studies.baselines import BASELINES, SHORTHANDS, as_local, make_baseline
+from atoll.studies.baselines import BASELINES, SHORTHANDS, as_method, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.study_run import Json, StudyRun, read_outcome
 
@@ -271,9 +271,9 @@ def _check_problem(
     metric_of(msgspec.structs.replace(problem.config, metric=metric), federation)
     positive_of(problem.config, federation)
     for run in runs:
-        trains = isinstance(run.method, Baseline) and run.method.trains
+        trains = run.method.trains if isinstance(run.method, Baseline) else ""
         if run.method is None or trains:
-            given = as_local(run.config) if trains else run.config
+            given = as_method(trains, run.config) if trains else run.config
             config, _ = resolve(given, task_of_object(run.data))
             build_method(config, federation.features, federation.classes, federation.task.name)
 

@@ -207,7 +207,7 @@ def _cells(table: ComparisonTable, row: ComparedRow) -> list[Cell]:
         p = DASH if math.isnan(test.p) else p
     costs = f"{row.megabytes:.2f}", f"{row.seconds:.3f}"
     others = (_tie(table, row), f"{row.rank:.2f}", gap, p, *costs)
-    named = [Cell(text, mark="best" if best else "") for text in (row.label, _score(row))]
+    named = [Cell(text, best=best) for text in (row.label, _score(row))]
     return [*named, *(Cell(text, style="bold" if best else "") for text in others)]
 
 
@@ -233,7 +233,7 @@ def comparison_latex(
         cells: list[object] = []
         for problem, own in ((one, one.rows[place]) for one in tables):
             best = own.method in problem.best
-            cell = Cell(_score(own), mark="best" if best else "", sign=_tie(problem, own))
+            cell = Cell(_score(own), best=best, sign=_tie(problem, own))
             cells.append(cell if own.finished else DASH)
         rank = f"{row.rank:.2f}" if math.isfinite(row.rank) else DASH
         marked = (one.rows[place].marked for one in tables if one.rows[place].scored)

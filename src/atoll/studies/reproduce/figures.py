@@ -65,7 +65,7 @@ class Figure:
                 continue
             for place, (x, y) in enumerate(itertools.product(recipe.x, recipe.y)):
                 for method in self._kept(x.methods or recipe.methods, "method", check=False):
-                    run = self._run(dataset, method, clients, (x, y))
+                    run = self.run_at(dataset, method, clients, (x, y))
                     if x.beside and (partner := absent(x.beside, root)):
                         lacking[x.beside] = partner
                     else:
@@ -85,9 +85,10 @@ class Figure:
                 raise unknown(f"{column} of this figure", value, names)
         return tuple(name for name in names if not only or name.lower() in only)
 
-    def _run(
+    def run_at(
         self, dataset: str, method: str, clients: int | None, variants: tuple[Variant, ...]
     ) -> StudyRun:
+        """The run at one place of the axes."""
         setting = self.recipe.setting or next(iter(self.paper.recipe.settings))
         how: Json = {"clients": clients, "rules": self.rules, "variants": variants}
         config = self.paper.config(dataset, setting, method, **how, **self.wanted.options())
@@ -103,7 +104,7 @@ class Figure:
             # The baseline has the same clients and none of the method's hyper-parameters.
             options = {key: value for key, value in point.x.run.items() if key != "set"}
             plain = Variant(label=point.x.label, data=point.x.data, run=options)
-            run = self._run(point.dataset, self.paper.recipe.baseline, point.clients, (plain,))
+            run = self.run_at(point.dataset, self.paper.recipe.baseline, point.clients, (plain,))
             found[point.dataset, point.x.label] = run
         return found
 

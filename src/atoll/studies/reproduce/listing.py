@@ -38,7 +38,7 @@ def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
     for number, table in paper.recipe.tables.items():
         start = f"table{number}", table.shows
         if table.reason:
-            yield *start, DASH, "not a result", DASH
+            yield *start, DASH, "made of the data" if table.from_data else "not a result", DASH
             continue
         rows = plan_table(paper, number, wanted)
         names = dict.fromkeys(row.printed.dataset for row in rows)

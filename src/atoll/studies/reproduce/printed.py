@@ -13,9 +13,10 @@ from atoll.present.files import write_all
 from atoll.present.tables import DASH, Align, Cell, Column, Table, make_table
 from atoll.present.terminal import counted
 from atoll.studies.reproduce.recipes import STRICT
-from atoll.studies.reproduce.table import COLUMNS, TOLERANCE, ReproducedRow, Reproduction
+from atoll.studies.reproduce.table import COLUMNS, LAST, TOLERANCE, ReproducedRow, Reproduction
 from atoll.studies.study_run import Json
 
+AGREES = " ~"  # behind the verdict by points: compatible by both spreads
 WIDTH = 80  # columns of the narrowest terminal that tables are made for
 METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean"}
 METRIC_WORDS |= {"min_gain": "min gain", "ratio_improved": "improved"}
@@ -40,8 +41,21 @@ def _texts(found: Reproduction, row: ReproducedRow) -> list[str]:
         own, gap = row.ours.get(rules), found.difference(row, rules)
         texts.append(DASH if own is None else value_text(own.mean, own.std, one.metric))
         texts.append(DASH if gap is None else f"{gap:+.1f}")
-        texts += [found.verdict(row)] if rules == found.rules[0] else []
+        texts += [_verdicts(found, row)] if rules == found.rules[0] else []
+    for rules in _beside(found):
+        own = row.beside.get(rules)
+        texts.append(DASH if own is None else value_text(own.mean, own.std, one.metric))
     return texts
+
+
+def _verdicts(found: Reproduction, row: ReproducedRow) -> str:
+    """Both verdicts: by points, and a `~` where print and ours are compatible by their spreads."""
+    return found.verdict(row) + (AGREES if found.is_compatible(row) else "")
+
+
+def _beside(found: Reproduction) -> list[str]:
+    """Further columns: the last round, and other seeds of the data."""
+    return list(dict.fromkeys(rules for row in found.rows for rules in row.beside))
 
 
 def _key(row: ReproducedRow, name: str) -> str:
@@ -65,22 +79,25 @@ def _columns(found: Reproduction, rows: Sequence[ReproducedRow]) -> tuple[list[s
     """Columns that distinguish these rows, and those of numbers."""
     several = [n for n in COLUMNS if n == "method" or len({_key(row, n) for row in rows}) > 1]
     numbers = ["printed", "ours", "diff.", "verdict"]
-    return several, numbers + ([STRICT, "diff."] if STRICT in found.rules else [])
+    numbers += [STRICT, "diff."] if STRICT in found.rules else []
+    return several, numbers + [words.partition(":")[2] for words in _beside(found)]
 
 
 def terminal_tables(found: Reproduction) -> list[Table]:
     """The rows that have a run, as one table; as one for each problem if that is too wide.
 
-    The difference under `strict` is only in the files: a terminal is not wide enough.
+    The difference under `strict` and other draws are only in the files: a terminal is too narrow.
     """
     if not (shown := [row for row in found.rows if not row.reason]):
         return []
     names, numbers = _columns(found, shown)
-    head = [*names, *numbers[:5]]
+    kept = [at for at, name in enumerate(numbers) if at < 5 or name == LAST[1:]]
+    head = [*names, *(numbers[at] for at in kept)]
     place = len(names) + 3
     blocks: dict[tuple[str, str, str], list[list[str]]] = {}
     for row in shown:
-        line = [*_keys(found, row, names), *_texts(found, row)][: len(head)]
+        texts = _texts(found, row)
+        line = [*_keys(found, row, names), *(texts[at] for at in kept)]
         line[place] = line[place].partition(":")[0]  # reasons are below the table
         blocks.setdefault(row.printed.problem, []).append(line)
     lines = [line for block in blocks.values() for line in block]
@@ -88,8 +105,9 @@ def terminal_tables(found: Reproduction) -> list[Table]:
     columns = [Column(n, _align(n), width=w) for n, w in zip(head, wide, strict=True)]
 
     def cells(line: Sequence[str], left_out: Sequence[int] = ()) -> list[Cell]:
-        kept = [(n, text) for n, text in enumerate(line) if n not in left_out]
-        return [Cell(t, style=_COLOURS.get(t, "") if n == place else "") for n, t in kept]
+        texts = [(n, text) for n, text in enumerate(line) if n not in left_out]
+        colours = {n: _COLOURS.get(text.removesuffix(AGREES), "") for n, text in texts}
+        return [Cell(text, style=colours[n] if n == place else "") for n, text in texts]
 
     if sum(wide) + 2 * (len(wide) - 1) <= WIDTH:
         ends = list(itertools.accumulate(map(len, blocks.values())))[:-1]
@@ -164,6 +182,10 @@ def _summary_sentence(found: Reproduction) -> str:
     words = [f"{counts.get('reproduced', 0)} of {counted(ran, 'cell')} within {limit} of the print"]
     others = ("above", "below", "failed", "not run")
     words += [f"{counts[word]} {word}" for word in others if counts.get(word)]
+    judged = [one for one in map(found.is_compatible, found.rows) if one is not None]
+    if judged:
+        both = f"{sum(judged)} of {len(judged)} compatible by both spreads"
+        words.append(f"{both} (~: at most two standard errors apart)")
     strict = f" {STRICT}: {protocol(STRICT).about}." if STRICT in found.rules else ""
     return f"{', '.join(words)}.{strict}"
 
@@ -179,16 +201,15 @@ def _record(found: Reproduction, row: ReproducedRow) -> Json:
     one, own = row.printed, found.rules[0]
     line: Json = {name: getattr(one, name) for name in COLUMNS}
     line |= {"printed": one.value, "printed_std": one.std}
-    for rules in found.rules:
-        ours, prefix = row.ours.get(rules), "" if rules == own else f"{rules}_"
+    for rules in (*found.rules, *_beside(found)):
+        ours, prefix = row.ours.get(rules), "" if rules == own else f"{rules.split(':')[-1]}_"
         line[f"{prefix}ours"] = None if ours is None else round(ours.mean, 3)
         line[f"{prefix}std"] = None if ours is None or ours.std is None else round(ours.std, 3)
         line[f"{prefix}seeds"] = None if ours is None else ours.seeds
         gap = found.difference(row, rules)
         line[f"{prefix}difference"] = None if gap is None else round(gap, 3)
         line[f"{prefix}cells"] = " ".join(run.name for run in row.runs.get(rules, ()))
-    line["verdict"] = found.verdict(row)
-    return line
+    return {**line, "verdict": found.verdict(row), "compatible": found.is_compatible(row)}
 
 
 def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:

@@ -17,12 +17,14 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import ConfigError, check_name, unknown
+from atoll.core.space import Value
 from atoll.data.public import registry
 from atoll.data.public.registry import plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
 
 PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
 STRICT = "strict"
+TUNED = RECIPES / "tuned.toml"
 
 PRINTED_METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
 """A printed metric, and the name of ours."""
@@ -37,10 +39,11 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class DataRecipe(_Part, frozen=True):
-    """How a paper's data set is called here, and what it needs."""
+    """How a paper's data set is called here, what it needs, and more by the number of clients."""
 
     data: str = ""
     ratios: tuple[float, float, float] | None = None
+    with_clients: dict[str, Options] = {}  # under the paper's protocol
 
 
 class SettingRecipe(_Part, frozen=True):
@@ -55,12 +58,15 @@ class MethodRecipe(_Part, frozen=True):
     """Options of a method; under the paper's protocol alone; with a setting; or why there is none.
 
     `settings_of_file` takes the hyper-parameters of the setting's file, which are one method's own.
+    `tuned` names the search whose choice for a data set it takes.
     """
 
     run: Options = {}
     paper_only: Options = {}
     with_: dict[str, Options] = msgspec.field(default={}, name="with")
+    paper_only_with: dict[str, Options] = {}  # by the setting or the data set
     settings_of_file: bool = False
+    tuned: str = ""
     reason: str = ""
     note: str = ""
 
@@ -76,15 +82,20 @@ class Variant(_Part, frozen=True):
 
 
 class TableRecipe(_Part, frozen=True):
-    """What a table shows, or why it is not reproduced."""
+    """What a table shows, or why no runs stand behind it; what stands beside the verdict."""
 
     shows: str
     reason: str = ""
+    from_data: bool = False  # made of the data, not of runs
+    last_round: bool = False  # beside the selected round
+    draws: tuple[int, ...] = ()  # further seeds of the data, where the paper's own is not known
 
 
-class FigureRecipe(TableRecipe, frozen=True):
+class FigureRecipe(_Part, frozen=True):
     """What a figure shows and how it is drawn from which runs, or why it is not."""
 
+    shows: str
+    reason: str = ""
     draw: str = ""
     datasets: tuple[str, ...] = ()
     setting: str = ""
@@ -97,8 +108,24 @@ class FigureRecipe(TableRecipe, frozen=True):
     note: str = ""
 
 
+class SearchRecipe(_Part, frozen=True):
+    """A search for what a paper tuned: grids one after the other, each around the last choice."""
+
+    stages: tuple[dict[str, tuple[Value, ...]], ...]
+    clients: int = 10
+
+
+class Change(_Part, frozen=True):
+    """A change of a recipe and its source; no methods or tables means all of them."""
+
+    what: str
+    source: str
+    methods: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+
+
 class PaperRecipe(_Part, frozen=True):
-    """A whole file."""
+    """A whole file; `paper_only` holds for all methods, under the paper's protocol."""
 
     title: str
     protocol: str
@@ -107,8 +134,12 @@ class PaperRecipe(_Part, frozen=True):
     methods: dict[str, MethodRecipe]
     tables: dict[str, TableRecipe]
     figures: dict[str, FigureRecipe]
+    paper_only: Options = {}
+    search: dict[str, SearchRecipe] = {}
+    changes: tuple[Change, ...] = ()
     printed_in: str = "percent"
     spread: str = "of runs"
+    printed_runs: int = 1  # behind each printed mean
     baseline: str = ""
 
 
@@ -151,12 +182,14 @@ class Paper:
         clients: int | None,
         rules: str = "",
         variants: tuple[Variant, ...] = (),
+        tuned: bool = True,
         **more: Any,
     ) -> RunConfig:
         """The run behind a cell, by the paper's names; a setting has parts joined by ";".
 
         `clients` None leaves their number to the protocol. `rules` is `strict`, or else the paper's
-        protocol. `variants` are places on a figure's axes; `more` are seeds, rounds and data_root.
+        protocol, also with another seed of the data ("fedath:2022"). `variants` are places on a
+        figure's axes; `more` are seeds, rounds and data_root.
         """
         own, names, data = self._method(method), setting.split(";"), self.data_name(dataset)
         parts = [self.recipe.settings[part] for part in names if part]
@@ -164,6 +197,7 @@ class Paper:
         options["ratios"] = self.recipe.data[dataset].ratios
         layers = [part.run for part in parts]
         layers += [_of_file(part.file, data, own.settings_of_file) for part in parts]
+        layers += [self.choice(dataset, method) if tuned else {}]
         layers += [own.run, *(own.with_.get(part, {}) for part in names)]
         layers += [variant.run for variant in variants]
         for layer in layers:
@@ -175,11 +209,31 @@ class Paper:
             options["clients"] = None  # one for each set
         options = {key: value for key, value in options.items() if value is not None}
         if rules != STRICT:
-            return make_config(**{**_merged(options, own.paper_only), **more})
+            draw = rules.partition(":")[2]
+            layers = [self.recipe.paper_only, own.paper_only]
+            layers += [self.recipe.data[dataset].with_clients.get(str(options.get("clients")), {})]
+            layers += [own.paper_only_with.get(part, {}) for part in (*names, dataset)]
+            for layer in (*layers, {"data_seed": int(draw)} if draw.isdigit() else {}):
+                options = _merged(options, layer)
+            return make_config(**{**options, **more})
         division = {key: value for part in parts for key, value in part.strict.items()}
         # A figure varies the partition under both protocols.
         division |= {k: v for one in variants for k, v in one.run.items() if k == "partition"}
         return _under_strict(make_config(**options), division, more)
+
+    def choice(self, dataset: str, method: str) -> Options:
+        """The tuned hyper-parameters of a method for a data set; none where no search has ended."""
+        search = self._method(method).tuned
+        found = _tuned().get(self.name, {}).get(search, {}).get(dataset, {})
+        ended = found and found["stages"] == len(self.recipe.search[search].stages)
+        return {"set": found["set"]} if ended else {}
+
+    def note(self, dataset: str, method: str) -> str:
+        """The departures of a method here."""
+        own = self._method(method)
+        untuned = own.tuned and not self.choice(dataset, method)
+        lacks = f"not tuned for {dataset} (python -m bench tune-tables); its defaults hold."
+        return " ".join(filter(None, (own.note, lacks if untuned else "")))
 
     def _method(self, name: str) -> MethodRecipe:
         check_name(f"method of {self.name}'s recipe", name, self.recipe.methods)
@@ -225,6 +279,12 @@ def absent(data: str, root: str | None) -> str:
     names = [registry.dataset_info(one).name for one in lacking]
     where = f"{'is' if len(names) == 1 else 'are'} not in {registry.data_root(root)}"
     return f"{', '.join(names)} {where}; get with: atoll data fetch {' '.join(names)}"
+
+
+@cache
+def _tuned() -> dict[str, dict[str, dict[str, Options]]]:
+    """By paper, search and data set: what `python -m bench tune-tables` chose."""
+    return tomllib.loads(TUNED.read_text(encoding="utf-8"))
 
 
 @cache

@@ -10,10 +10,11 @@ and `atoll report` finds everything. Calls with fewer rounds than published make
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STR
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
+LAST = ":last"  # after the name of a protocol: the last round in place of the selected one
 TOLERANCE = 1.5  # points from a printed number to ours, if the printed spread is no larger
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # that `--only` can choose by
 
@@ -63,6 +65,11 @@ class ReproducedRow:
     tolerance: float = TOLERANCE  # how far ours may lie from the print
     note: str = ""  # a departure of this method here
 
+    @property
+    def beside(self) -> dict[str, Ours]:
+        """Further looks at the paper's protocol: its last round, and other seeds of the data."""
+        return {rules: own for rules, own in self.ours.items() if ":" in rules}
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -92,6 +99,14 @@ class Reproduction:
             return "shortened"
         return verdict(row.ours[rules].mean - row.printed.value, row.tolerance)
 
+    def is_compatible(self, row: ReproducedRow) -> bool | None:
+        """The second verdict, by both spreads; None where one is missing or it was shortened."""
+        if self.rules[0] not in row.ours or self.rounds is not None:
+            return None
+        draws = [own for rules, own in row.beside.items() if not rules.endswith(LAST)]
+        ours = [(own.mean, own.std, own.seeds) for own in draws or [row.ours[self.rules[0]]]]
+        return compatible(self.paper, row.printed.metric, row.printed.value, row.printed.std, ours)
+
     def counts(self) -> dict[str, int]:
         """How many rows have each verdict, by its first word or two."""
         return dict(Counter(self.verdict(row).partition(":")[0] for row in self.rows))
@@ -102,6 +117,31 @@ def verdict(difference: float, tolerance: float) -> str:
     if abs(difference) <= tolerance + 1e-9:
         return "reproduced"
     return "above" if difference > 0 else "below"
+
+
+def compatible(
+    paper: Paper,
+    metric: str,
+    printed: float,
+    spread: float | None,
+    ours: Sequence[tuple[float, float | None, int]],
+) -> bool | None:
+    """Whether print and ours differ by at most two standard errors of their difference.
+
+    `ours` has mean, standard deviation and seeds of each draw of the data; runs of all draws count
+    alike. The printed mean has the recipe's number of runs, and our spread where none is printed.
+    If only seeds differ, about nine of ten cells agree. None: we have no spread.
+    """
+    if metric in GAINS or any(std is None for _, std, _ in ours):
+        return None
+    count = sum(seeds for *_, seeds in ours)
+    mean = sum(seeds * mean for mean, _, seeds in ours) / count
+    squares = sum((n - 1) * (std or 0) ** 2 + n * (one - mean) ** 2 for one, std, n in ours)
+    own = squares / max(1, count - 1)
+    known = spread is not None and paper.recipe.spread == "of runs"
+    theirs = (spread or 0) ** 2 if known else own
+    limit = 2 * math.sqrt(theirs / paper.recipe.printed_runs + own / count)
+    return abs(printed - mean) <= limit + 1e-9
 
 
 @dataclass(frozen=True)
@@ -122,6 +162,13 @@ class Wanted:
         """The protocols, the paper's own first."""
         own = paper.recipe.protocol
         return (own, STRICT) if self.both else (own,)
+
+    def looks(self, paper: Paper, table: str) -> tuple[str, ...]:
+        """The protocols, and what stands beside the paper's own: its last round, other draws."""
+        own, recipe = paper.recipe.protocol, paper.recipe.tables[table]
+        more = [LAST] if recipe.last_round else []
+        more += [f":{seed}" for seed in recipe.draws if self.both]
+        return (*self.rules(paper), *(own + one for one in more))
 
     def options(self) -> Json:
         """The options of every run."""
@@ -199,7 +246,7 @@ def _aliases(paper: Paper, name: str, column: str) -> list[str]:
 
 
 def plan_table(
-    paper: Paper, table: str, wanted: Wanted, done: Collection[str] = ()
+    paper: Paper, table: str, wanted: Wanted, done: Container[str] = ()
 ) -> list[ReproducedRow]:
     """The rows of a table before anything is run; runs in `done` need no data any more."""
     if reason := paper.recipe.tables[table].reason:
@@ -216,7 +263,7 @@ def in_order(cells: Sequence[Printed]) -> list[Printed]:
 
 
 def _planned(
-    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Collection[str]
+    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Container[str]
 ) -> ReproducedRow:
     parts = averaged(one, table) if one.metric == AVERAGE else [one]
     own = paper.recipe.protocol
@@ -230,15 +277,15 @@ def _planned(
         return ReproducedRow(one, reason=whole if one.metric == AVERAGE else reasons[one.dataset])
     gains = one.metric in GAINS
     runs = {
-        rules: tuple(_run(paper, part, rules, wanted) for part in parts)
-        for rules in wanted.rules(paper)
+        rules: tuple(_run(paper, part, rules.removesuffix(LAST), wanted) for part in parts)
+        for rules in wanted.looks(paper, one.table)
         # Clients differ from seed to seed under strict, so that none of them gains.
         if rules != STRICT or not gains
     }
     base = replace(one, method=paper.recipe.baseline)
     base_run = _run(paper, base, own, wanted) if gains else None
     metrics = tuple(PRINTED_METRICS.get(part.metric, part.metric) for part in parts)
-    near, note = tolerance(paper, one.metric, one.std), paper.recipe.methods[one.method].note
+    near, note = tolerance(paper, one.metric, one.std), paper.note(parts[0].dataset, one.method)
     return ReproducedRow(one, runs, metrics, base_run, tolerance=near, note=note)
 
 
@@ -324,7 +371,9 @@ def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) ->
         elif row.baseline is not None:
             ours[rules] = gains.of(behind[0], behind[1], row.printed.metric)
         else:
-            parts = [ours_of(o, name) for o, name in zip(behind, row.metrics, strict=True)]
+            last = rules.endswith(LAST)
+            names = ["last_test_accuracy"] * len(runs) if last else row.metrics
+            parts = [ours_of(o, name) for o, name in zip(behind, names, strict=True)]
             mean = float(np.mean([part.mean for part in parts]))
             ours[rules] = parts[0] if len(parts) == 1 else Ours(mean, None, parts[0].seeds)
     return replace(row, ours=ours, errors=errors)

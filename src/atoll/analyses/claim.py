@@ -1,0 +1,51 @@
+"""What a numeric check of a paper's claim found: tables, plain sentences and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.present.chart import Panels
+from atoll.present.tables import Column, Part, Table, heading, make_table, quiet
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A checked claim; `numbers` are those behind table and picture, for JSON."""
+
+    name: str
+    tables: tuple[Table, ...]
+    sentences: tuple[str, ...]  # whether the claim holds
+    picture: Panels
+    numbers: dict[str, object]
+
+    def parts(self) -> list[Part]:
+        """Tables with titles and captions, then the sentences, for `layout`."""
+        parts: list[Part] = []
+        for table in self.tables:
+            parts += [heading(table.title), table, quiet(table.caption), ""]
+        return [*parts, *self.sentences]
+
+    def files(self) -> dict[str, object]:
+        """Tables as CSV, numbers as JSON and the picture, for `write_all`."""
+        names = [f"{self.name}.csv", *(f"{self.name}-{n + 2}.csv" for n in range(9))]
+        tables = dict(zip(names, self.tables, strict=False))
+        numbers = {"sentences": self.sentences, **self.numbers}
+        return {**tables, f"{self.name}.json": numbers, f"{self.name}.png": self.picture}
+
+
+def wrapped_table(
+    names: Sequence[str], rows: Sequence[Sequence[object]], title: str, caption: str, left: int = 1
+) -> Table:
+    """A table whose cells a narrow terminal may break into lines."""
+    columns = [Column(name, "left" if n < left else "right", True) for n, name in enumerate(names)]
+    return make_table(columns, rows, title=title, caption=caption)
+
+
+def exponent(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """The slope of log y over log x by least squares, and R² of that line."""
+    at, values = np.log(x), np.log(y)
+    line = np.polynomial.Polynomial.fit(at, values, 1).convert()
+    return float(line.coef[1]), float(1 - (values - line(at)).var() / max(values.var(), 1e-300))

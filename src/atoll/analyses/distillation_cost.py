@@ -1,0 +1,151 @@
+"""FedTAD's complexity in numbers: how its cost grows with every size that its formula names.
+
+The paper (Result 6) states, for walks of p steps, B pseudo nodes, N clients, f features, c classes,
+noise of width z, I iterations with I_g steps of the generator and I_d of the model:
+
+    client  O(p B) for the walks, O(m) for the reliability of m edges
+    server  O(I (I_g B f (z + B + N c) + I_d B f N c))
+
+One size at a time doubles from a small base. The cost is counted in multiplications of matrices,
+which repeats exactly, and in processor seconds, which do not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from atoll.analyses.claim import Claim, exponent, wrapped_table
+from atoll.core.graph import Graph, make_graph
+from atoll.core.optim import Adam
+from atoll.core.random import fold, make_key
+from atoll.core.tree import tree_map
+from atoll.methods.fedtad import FedTAD, Lesson
+from atoll.nn.fedtad import walk_returns
+from atoll.nn.nets import GCN
+from atoll.present.chart import Axis, Chart, Line, Panels, in_rows
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes in the formula, with the base from which each is doubled."""
+
+    walk: int = 4  # p
+    nodes: int = 800  # of a client, for the walks
+    degree: int = 6
+    pseudo: int = 128  # B
+    clients: int = 8  # N
+    features: int = 512  # f
+    classes: int = 8  # c
+    noise: int = 32  # z
+    iterations: int = 2  # I
+    hidden: int = 64
+
+
+STATED = {
+    "walk": ("p", "client", 1.0),
+    "nodes": ("nodes", "client", 1.0),
+    "pseudo": ("B", "server", 2.0),
+    "clients": ("N", "server", 1.0),
+    "features": ("f", "server", 1.0),
+    "classes": ("c", "server", 1.0),
+    "noise": ("z", "server", 1.0),
+    "iterations": ("I", "server", 1.0),
+}
+"""Each size: its letter, who pays, and the largest exponent that the formula allows."""
+
+
+def client_work(sizes: Sizes) -> Callable[[], object]:
+    """Walk returns of a random graph (Eq. 3)."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, sizes.nodes * sizes.degree // 2)
+    edges = torch.randint(sizes.nodes, shape, generator=generator)
+    graph: Graph = make_graph(torch.ones(sizes.nodes, 1), edges, torch.zeros(sizes.nodes).long())
+    return lambda: walk_returns(graph, sizes.walk)
+
+
+def server_work(sizes: Sizes) -> Callable[[], object]:
+    """A round's distillation with fresh networks in the place of trained ones."""
+    net = GCN(sizes.features, sizes.classes, hidden=sizes.hidden)
+    method = FedTAD(net, pseudo_nodes=sizes.pseudo, noise_size=sizes.noise)
+    key = make_key(0)
+    models = [net.init(fold(key, n)) for n in range(sizes.clients)]
+    teachers = tree_map(lambda *parts: torch.stack(parts), *models)
+    share = torch.full((sizes.clients, sizes.classes), 1 / sizes.clients)
+    lesson = Lesson(method, teachers, share, personal=False)
+    start = method.generator.init(fold(key, "generator"))
+
+    def play() -> object:
+        generator, student = start, models[0]
+        moments = Adam(lr=method.generator_lr).init(generator)
+        own = Adam(lr=method.distil_lr).init(student)
+        for number in range(sizes.iterations):
+            drawn = lesson.noise(fold(key, "noise", number)), fold(key, number)
+            generator, moments = lesson.make_harder(generator, moments, student, *drawn)
+            student, own = lesson.teach(generator, student, own, *drawn)
+        return student
+
+    return play
+
+
+WORK = {"client": client_work, "server": server_work}
+
+
+def operations(work: Callable[[], object]) -> int:
+    """Multiplications and additions of dense matrices."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """Least processor seconds of one call among some."""
+    found = []
+    for _ in range(repeats + 1):  # the first warms up
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found[1:])
+
+
+def cost_claim(
+    names: Sequence[str] = tuple(STATED),
+    base: Sizes | None = None,
+    *,
+    doublings: int = 4,
+    repeats: int = 3,
+) -> Claim:
+    """Double one size after the other, and fit the exponents of operations and seconds."""
+    base = base or Sizes()
+    lines, charts, numbers, above = [], [], dict[str, object](), []
+    for name in names:
+        letter, who, stated = STATED[name]
+        values = [getattr(base, name) * 2**step for step in range(doublings + 1)]
+        works = [WORK[who](replace(base, **{name: value})) for value in values]
+        counts = np.array([operations(work) for work in works])
+        spent = np.array([seconds(work, repeats) for work in works])
+        powers = [exponent(np.array(values), rows)[0] for rows in (counts, spent) if rows.all()]
+        words = [f"{power:.2f}" for power in powers]
+        words = words if len(words) == 2 else ["–", *words]  # sparse products are not counted
+        lines.append([letter, who, f"{values[0]} to {values[-1]}", f"{stated:g}", *words])
+        above += [letter] if powers[-1] > stated + 0.25 else []
+        numbers[name] = {"values": values, "operations": counts, "seconds": spent}
+        line = Line(values, spent / spent[0], name="seconds", shape="dot")
+        ideal = Line(values, (np.array(values) / values[0]) ** stated, "grey", "stated", dash=1)
+        x, y = Axis(letter, log=True), Axis("times the base", log=True)
+        charts.append(Chart(f"{letter} ({who})", x, y, (ideal, line), legend="inside"))
+    columns = ("size", "paid by", "range", "stated", "operations", "seconds")
+    caption = (
+        "Exponents: doubling a size multiplies the cost by 2 to that power. Stated: the formula's "
+        "largest. Fixed parts of the cost flatten the exponents of small sizes."
+    )
+    table = wrapped_table(columns, lines, "FedTAD's cost", caption, left=2)
+    text = f"The cost grows faster than the paper states with: {', '.join(above) or 'no size'}."
+    rows = in_rows(charts)
+    picture = Panels("FedTAD's cost against each size", rows, (12, 3.6 * len(rows)))
+    return Claim("cost", (table,), (text,), picture, numbers)

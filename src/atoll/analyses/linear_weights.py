@@ -1,0 +1,200 @@
+"""GCFL's Propositions 4.1 to 4.3 in numbers: how weights follow structure, features and task.
+
+The proofs take an SGC as linear, Θ = (L X)⁺ Y with L = D^-1/2 (A + I) D^-1/2, and bound ‖Θ' - Θ‖²:
+
+    4.1  another L:  ‖X⁺‖² (ε_Y ‖L⁺‖² + ε_L / δ_L ‖Y‖² + ε_L ε_Y / δ_L)            Eq. 12
+    4.2  another X:  ε_X / δ_X ‖L⁺Y‖² + ε_X² ε_Y / δ_X ‖(LX)⁺‖² + ε_X ε_Y ‖(LX)⁺‖⁴     Eq. 16
+    4.3  another Y:  ε_Y ‖(LX)⁺‖²                                                Eq. 19
+
+with ε_M = ‖M' - M‖² and δ_M = ‖M (M' - M)‖², spectral norms, which needs as many features as nodes.
+Here a client's graph changes in one of the three by a growing share: edges between other nodes,
+features of other nodes, other labels. X is that of the nodes or, for the bounds, made square.
+Afterwards whole clients are compared, which differ in all three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy import ndarray
+from numpy.linalg import norm, pinv
+
+from atoll.analyses.claim import Claim, exponent, wrapped_table
+from atoll.analyses.similarity import rank_correlation
+from atoll.core.errors import ConfigError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph
+from atoll.data.measure.heterogeneity import (
+    compare_graphs,
+    jensen_shannon,
+    plain_features,
+    real_edges,
+)
+from atoll.present.chart import Axis, Chart, Dots, Panels, colour_of, number_text
+from atoll.present.tables import Table
+
+KINDS = {"4.1": "structure", "4.2": "features", "4.3": "task"}
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+NODES = 200  # of each client at most: the bounds need dense inverses
+SMALL = 1e-8  # singular values below this share of the largest count as zero
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """The matrices of one client: adjacency (N, N), features (N, D) and one-hot labels (N, C)."""
+
+    a: ndarray
+    x: ndarray
+    y: ndarray
+
+    @property
+    def laplacian(self) -> ndarray:
+        """L as the paper writes it."""
+        scale = (1 + self.a.sum(1)) ** -0.5
+        return np.asarray(scale[:, None] * (self.a + np.eye(len(self.a))) * scale)
+
+    @property
+    def weights(self) -> ndarray:
+        """Θ, the least-squares weights of least norm, (D, C)."""
+        return np.asarray(pinv(self.laplacian @ self.x, SMALL) @ self.y)
+
+    def matrix(self, kind: str) -> ndarray:
+        """L, X or Y."""
+        return {"structure": self.laplacian, "features": self.x, "task": self.y}[kind]
+
+    def changed(self, kind: str, share: float, rng: np.random.Generator) -> Linear:
+        """The same graph with a share of its edges, features or labels at other nodes."""
+        nodes = len(self.a)
+        if kind == "structure":
+            first, second = np.nonzero(np.triu(self.a))
+            moved = rng.random(first.size) < share
+            a = self.a.copy()
+            a[first[moved], second[moved]] = a[second[moved], first[moved]] = 0
+            for one in first[moved]:
+                other = (one + rng.integers(1, nodes)) % nodes
+                a[one, other] = a[other, one] = 1
+            return Linear(a, self.x, self.y)
+        order, some = np.arange(nodes), np.flatnonzero(rng.random(nodes) < share)
+        order[some] = rng.permutation(some)
+        if kind == "features":
+            return Linear(self.a, self.x[order], self.y)
+        return Linear(self.a, self.x, self.y[order])
+
+
+def bound(one: Linear, other: Linear, kind: str) -> float:
+    """The right side of Eq. 12, 16 or 19, for two graphs that differ in one kind."""
+
+    def square(matrix: ndarray) -> float:
+        return float(norm(matrix, 2) ** 2)
+
+    laplacian, product = one.laplacian, one.laplacian @ one.x
+    both, y = square(pinv(product, SMALL)), square(other.y - one.y)
+    if kind == "task":
+        return y * both
+    # The tasks are the same, so that ε_Y of the proofs, the change of the embedding, is zero.
+    if kind == "structure":
+        gap = other.laplacian - laplacian
+        left = square(laplacian @ gap)
+        ratio = square(gap) / left if left else 0.0
+        return square(pinv(one.x, SMALL)) * (ratio * square(one.y))
+    gap = other.x - one.x
+    left = square(one.x @ gap)
+    return (square(gap) / left if left else 0.0) * square(pinv(laplacian, SMALL) @ one.y)
+
+
+def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
+    """Some nodes of a client, or some whole graphs; a graph's label counts for its nodes."""
+    real, ends = real_edges(graph)
+    root = np.arange(real.size) if graph.root is None else graph.root.numpy()
+    label = graph.y.numpy()[root]
+    groups = np.random.default_rng(seed).permutation(np.unique(root[real]))
+    sizes = np.cumsum(np.bincount(root[real], minlength=real.size)[groups])
+    chosen = groups[: max(1, np.searchsorted(sizes, most, side="right"))]
+    nodes = np.flatnonzero(real & np.isin(root, chosen))
+    place = np.full(real.size, -1)
+    place[nodes] = np.arange(nodes.size)
+    first, second = place[ends]
+    inside = (first >= 0) & (second >= 0) & (first != second)
+    a = np.zeros((nodes.size, nodes.size))
+    a[first[inside], second[inside]] = a[second[inside], first[inside]] = 1
+    x = plain_features(graph.x)[nodes]
+    dense = x if isinstance(x, np.ndarray) else x.toarray()
+    return Linear(a, dense.astype(np.float64), np.eye(classes)[label[nodes]])
+
+
+def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Claim:
+    """Check the three propositions on every client's graph, and compare whole clients."""
+    if len(federation) < 2:
+        raise ConfigError("weights of clients are compared; give --clients 2 or more")
+    owned = [graph.has_features for graph in federation.graphs]
+    if any(one is not None and not bool(one.all()) for one in owned):
+        raise ConfigError("weights are compared where all clients have the same features")
+    rng = np.random.default_rng(seed)
+    clients = [client_matrices(graph, federation.classes, seed) for graph in federation.graphs]
+    lines, charts, numbers = [], [], dict[str, object]()
+    held, ranks = dict[str, float](), dict[str, float]()
+    for place, (number, kind) in enumerate(KINDS.items()):
+        apart, moved, sides = [], [], []
+        for client in clients:
+            square = Linear(client.a, rng.normal(size=client.a.shape), client.y)
+            for part in np.repeat(SHARES, draws):
+                other = client.changed(kind, part, rng)
+                before, gap = client.matrix(kind), norm(other.weights - client.weights)
+                if gap > 0:  # of few edges or labels none may have moved
+                    apart.append(norm(other.matrix(kind) - before) / norm(before))
+                    moved.append(gap / norm(client.weights))
+                twin = square.changed(kind, part, rng)
+                step = float(norm(twin.weights - square.weights, 2) ** 2)
+                sides.append((step, bound(square, twin, kind)))
+        left, right = np.array(sides).T
+        held[number] = float((left <= right * (1 + 1e-6) + 1e-12).mean())
+        power, fit = exponent(np.array(apart), np.array(moved))
+        ranks[number] = rank = rank_correlation(np.array(apart), np.array(moved))[0]
+        lines.append([f"{number} ({kind})", *(f"{v:.2f}" for v in (rank, power, fit))])
+        lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held[number]:.0%}"]
+        numbers[number] = {"difference": apart, "change": moved, "left": left, "right": right}
+        dots = (Dots(np.array(apart), np.array(moved), colour_of(place), opacity=0.4),)
+        axes = Axis(f"difference of {kind}", log=True), Axis("change of Θ", log=True)
+        charts.append(Chart(f"Proposition {number}", *axes, dots))
+    columns = ("proposition", "rank correlation", "exponent", "R²", "left", "right", "bound holds")
+    caption = (
+        "Rank correlation, exponent and R² of ‖Θ' - Θ‖ / ‖Θ‖ over the same of L, X or Y, with the "
+        "clients' features. Left and right: medians of both sides of the proof's last "
+        "inequality, with square Gaussian features, where its inverses exist."
+    )
+    title = f"Weights of a linear SGC against one change: {federation.name}"
+    table = wrapped_table(columns, lines, title, caption)
+    real, found = _real_clients(federation, clients, seed)
+    sentences = [
+        f"Proposition {number}: weights follow the {kind} (rank correlation {ranks[number]:.2f}); "
+        f"the bound that the proof ends with holds for {held[number]:.0%} of the pairs."
+        for number, kind in KINDS.items()
+    ]
+    picture = Panels(title, (tuple(charts),), (13, 4.4))
+    numbers["clients"] = found
+    return Claim("weights", (table, real), tuple(sentences), picture, numbers)
+
+
+def _real_clients(
+    federation: Federation, clients: list[Linear], seed: int
+) -> tuple[Table, dict[str, ndarray]]:
+    """Rank correlations of ‖Θ_k - Θ_l‖ with the differences of two clients' data."""
+    weights = [client.weights for client in clients]
+    pairs = list(combinations(range(len(clients)), 2))
+    at = tuple(np.array(pairs).T)
+    found = {"weights": np.array([norm(weights[k] - weights[j], 2) for k, j in pairs])}
+    measured = compare_graphs(federation, seed=seed)
+    found |= {"structure": measured.structure[at], "features": measured.features[at]}
+    found["task"] = jensen_shannon(np.stack([client.y.sum(0) for client in clients]))[at]
+    lines = []
+    for kind in KINDS.values():
+        rank, chance = rank_correlation(found[kind], found["weights"])
+        lines.append([kind, number_text(rank, 2), number_text(chance, 3)])
+    caption = (
+        f"{len(pairs)} pairs of clients, which differ in all three. Structure: distance of "
+        "anonymous walks; features: divergence of connected nodes' similarity; task: of labels."
+    )
+    title = "Weights of whole clients against the differences of their data"
+    return wrapped_table(("difference", "ρ", "p"), lines, title, caption), found

@@ -1,0 +1,82 @@
+"""`atoll claim`: a statement of a paper, computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from atoll.cli import options
+from atoll.cli.analyses import checked_console
+from atoll.cli.common import AtollSubgroup, config_of, print_notes, print_written
+from atoll.cli.options import PATH, option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.analyses.claim import Claim
+
+OUT = option("--out DIR", "Folder for table, numbers and plot.", PATH)
+
+
+@click.group(cls=AtollSubgroup)
+def claim() -> None:
+    """Check statements of the papers by numbers."""
+
+
+@claim.command(
+    params=[
+        *options.FEDERATION,
+        option("--method NAME", "One that weighs edges as fedath does.", default="fedath"),
+        *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
+        option("--every N", "Rounds between two measurements.", click.IntRange(min=1), default=20),
+        OUT,
+    ]
+)
+def bound(out: Path | None, every: int, **given: Any) -> None:
+    """FedATH, Corollary 5.2: do edge weights shrink the bound on the clients' divergence?"""
+    from atoll.analyses.bound import follow_bound
+    from atoll.experiment.config import resolve
+    from atoll.present.terminal import progress
+
+    config, console = config_of(given), checked_console(out)
+    with progress(console, config.seeds * (resolve(config)[0].rounds or 1)) as move:
+        found = follow_bound(config, every=every, on_round=lambda done: move(1))
+    _show(console, found, out)
+
+
+@claim.command(params=[*options.FEDERATION, options.SEED_OF_DATA, OUT])
+def weights(out: Path | None, **given: Any) -> None:
+    """GCFL, Propositions 4.1 to 4.3: do weights follow structure, features and task?"""
+    from atoll.analyses.linear_weights import weight_claim
+    from atoll.experiment.problem import Problem
+
+    config, console = config_of(given), checked_console(out)
+    made = Problem.of(config).divide(config.seed)
+    print_notes(console, made.notes)
+    _show(console, weight_claim(made.federation, seed=config.seed), out)
+
+
+@claim.command(
+    params=[
+        option("--doublings N", "How often a size doubles.", click.IntRange(min=1), default=4),
+        OUT,
+    ]
+)
+def cost(out: Path | None, doublings: int) -> None:
+    """FedTAD, Result 6: how does its cost grow with each size of its formula?"""
+    from atoll.analyses.distillation_cost import cost_claim
+
+    console = checked_console(out)
+    _show(console, cost_claim(doublings=doublings), out)
+
+
+def _show(console: Console, found: Claim, out: Path | None) -> None:
+    """Print tables and sentences, and write the files if there is a folder."""
+    from atoll.present.files import write_all
+    from atoll.present.tables import layout
+
+    console.print(layout(found.parts()))
+    if out is not None:
+        print_written(console, write_all(out, found.files()))
