@@ -204,7 +204,8 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
         ({"data": "NCI1", "set": {"net": "gcn"}}, "net=gcn does not classify graphs, as 'NCI1' "
          "needs; use --set net=gin-graph"),
         ({"set": {"net": "gin-graph"}}, "net=gin-graph does not classify nodes, as 'lagoon' needs; "
-         "use --set net=gcn or sage or gat or gin or sgc or mlp or gamlp or chebnet or disengcn"),
+         "use --set net=gcn or sage or gat or gin or sgc or mlp or residual or duo or gamlp or "
+         "chebnet or disengcn"),
         ({"data": "NCI1", "protocol": "fedtad"}, "protocol 'fedtad' is for one graph, but 'NCI1' "
          "is a set of graphs; use --protocol strict or gcfl"),
         ({"task": "graph"}, "task is graph, but 'lagoon' has nodes to classify; leave out --task"),

@@ -3,8 +3,8 @@
     θ_i <- fit of Σ_b CE(f_b(θ_b)) with the pull μ (θ - θ̄);   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
     client i predicts  Σ_b w_ib softmax(f_b(θ̃_b)),   θ̃ a running mean of the server's models θ̄
 
-Branches b are a GCN and a residual network (`net=duo`). A client weighs three settings, the GCN, the
-residual network and the mean of both, by the likelihood of its own validation nodes.
+Branches b are a GCN and a residual network (`net=duo`). A client weighs three settings, the GCN,
+the residual network and the mean of both, by the likelihood of its own validation nodes.
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments, and the score of every setting.
@@ -52,6 +52,7 @@ class Kept:
 class Reef(Averaging):
     """Two averaged networks, and a choice between them at every client."""
 
+    net: Duo
     mu: Annotated[NonNegative, "μ: weight of the pull towards the received model"] = 0.1
     memory: Annotated[Share, "share of the old models in the running mean"] = 0.8
     sharpness: Annotated[NonNegative, "weight of a validation node in the choice"] = 1.0
@@ -63,7 +64,7 @@ class Reef(Averaging):
     nets = ("duo",)
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"
-    paper = "Atoll's own"
+    paper = "no paper: Atoll's own method"
 
     def init(self, clients: Clients) -> Server:
         model = self.start(clients.key)

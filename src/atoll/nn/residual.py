@@ -90,13 +90,13 @@ class Residual(Embedder):
 
 
 @dataclass(frozen=True)
-class Duo:
+class Duo(Embedder):
     """A GCN and a residual network side by side, whose probabilities are averaged."""
 
     features: int
     classes: int
     hidden: Hidden = 64
-    layers: Layers = 2
+    layers: Annotated[Layers, "layers of the GCN, and blocks of the residual network"] = 2
     dropout: Dropout = 0.5
 
     @property
@@ -106,25 +106,47 @@ class Duo:
         return GCN(*sizes), Residual(*sizes)
 
     @property
+    def embeds(self) -> bool:
+        """Whether both have a hidden layer."""
+        return self.layers > 1
+
+    @property
     def reach(self) -> int:
         """How many hops away the logits of a node look."""
         return self.layers
 
     @property
     def views(self) -> Mapping[str, View]:
-        return {name: view for net in self.branches for name, view in net.views.items()}
+        gcn, residual = self.branches
+        return {**gcn.views, **residual.views}
 
     def init(self, key: Tensor) -> Tree:
-        return [net.init(fold(key, place)) for place, net in enumerate(self.branches)]
+        gcn, residual = self.branches
+        return [gcn.init(fold(key, 0)), residual.init(fold(key, 1))]
 
     def each(self, params: Tree, graph: Graph, key: Tensor | None = None) -> list[Tensor]:
         """The logits of each branch, (N, C)."""
-        keys = [None if key is None else fold(key, "branch", place) for place in range(2)]
-        branches = zip(self.branches, params, keys, strict=True)
-        return [net(own, graph, noise) for net, own, noise in branches]
+        parts = zip(self.branches, params, _keys(key), strict=True)
+        return [net(own, graph, noise) for net, own, noise in parts]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The logarithm of the mean probabilities, (N, C)."""
-        return torch.stack(
-            [functional.log_softmax(one, -1) for one in self.each(params, graph, key)]
-        ).logsumexp(0)
+        """The logarithm of the mean probabilities, up to a constant, (N, C)."""
+        return _log_mean(self.each(params, graph, key))
+
+    def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """The last layers' inputs beside each other, (N, 2 hidden)."""
+        parts = zip(self.branches, params, _keys(key), strict=True)
+        return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
+
+    def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """The last layers on the output of `embed`, (N, C)."""
+        parts = zip(self.branches, params, h.chunk(2, -1), _keys(key), strict=True)
+        return _log_mean([net.logits(own, x, graph, noise) for net, own, x, noise in parts])
+
+
+def _keys(key: Tensor | None) -> list[Tensor | None]:
+    return [None if key is None else fold(key, "branch", place) for place in range(2)]
+
+
+def _log_mean(logits: list[Tensor]) -> Tensor:
+    return torch.logaddexp(*(functional.log_softmax(one, -1) for one in logits))

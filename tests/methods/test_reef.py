@@ -1,0 +1,71 @@
+"""Reef: FedProx where its parts are switched off, and a choice that follows the likelihood."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from atoll.core.graph import with_views
+from atoll.core.random import make_key
+from atoll.core.tree import leaves
+from atoll.engines.base import ENGINES
+from atoll.methods import FedProx, Reef
+from atoll.methods.reef import Kept, Server
+from atoll.nn.residual import Duo
+from atoll.testing import CLASSES, FEATURES, small_federation
+from tests.methods.quadratic import run
+
+NET = Duo(FEATURES, CLASSES, hidden=4)
+
+
+class Sum(FedProx):
+    """FedProx on the same network with Reef's loss."""
+
+    loss = Reef.loss
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_models_are_those_of_fedprox(engine):
+    ours = run(Reef(NET, mu=0.3), engine)
+    theirs = run(Sum(NET, mu=0.3), engine)
+    assert all(map(torch.equal, leaves(ours.server.model), leaves(theirs.server)))
+
+
+def test_without_memory_the_last_model_is_deployed():
+    server = run(Reef(NET, memory=0.0)).server
+    assert all(map(torch.equal, leaves(server.model), leaves(server.mean)))
+
+
+def test_the_running_mean_keeps_its_share():
+    method, tree = Reef(NET, memory=0.75), {"w": torch.tensor([1.0])}
+    server = Server({"w": torch.tensor([5.0])}, tree)
+    assert method.deploy(server).tree is tree
+    assert method.redeploy(server, {"w": torch.tensor([2.0])}).mean["w"].tolist() == [2.0]
+
+
+def test_scores_are_log_likelihoods_of_validation_nodes():
+    method, graph = Reef(NET), with_views(small_federation().graphs[0], NET.views)
+    params = NET.init(make_key(1))
+    first, second = (torch.softmax(x, -1) for x in NET.each(params, graph))
+    chosen = [row for row in range(graph.num_nodes) if graph.val[row]]
+    assert chosen
+    expected = [
+        sum(math.log(float(p[row, graph.y[row]])) for row in chosen)
+        for p in (first, second, (first + second) / 2)
+    ]
+    assert method._scores(graph, params).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("scores", "share"), [((9, 0, 0), 1), ((0, 9, 0), 0), ((0, 0, 9), 0.5)])
+def test_a_client_predicts_with_the_likeliest_setting(scores, share):
+    method, graph = Reef(NET, sharpness=9.0), with_views(small_federation().graphs[0], NET.views)
+    params = NET.init(make_key(1))
+    kept = Kept(None, torch.tensor(scores, dtype=torch.float32))
+    first, second = (torch.softmax(x, -1) for x in NET.each(params, graph))
+    found = torch.softmax(method.predict(graph, params, kept), -1)
+    torch.testing.assert_close(found, share * first + (1 - share) * second)
+    torch.testing.assert_close(
+        torch.softmax(method.predict(graph, params, None), -1), (first + second) / 2
+    )
