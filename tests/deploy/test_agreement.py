@@ -140,7 +140,8 @@ def test_rare_values_stay_at_their_site(make_room, tmp_path) -> None:
     room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(sites=sites))
     x = sites["h1"].data.graph.x
     assert x.shape[1] == 4
-    assert x[:, 3].sum() == 6  # x is one of the others, and no site was told its name
+    # x is one of the others, and no site was told its name. So is f, which only h0 told.
+    assert x[:, 3].sum() == 12
     assert not any("x" in one.values for site in sites.values() for one in site.data.told)
 
 
@@ -250,3 +251,28 @@ def test_a_private_run_tries_no_encoder_of_the_server_on_its_rows(tmp_path) -> N
     answer = site.answer(Packet(begin, b"")).head
     assert answer["failure"] == "refused"
     assert "a private run tells no statistics of rows" in answer["reason"]
+
+
+RARE = '[columns.sex]\nkind = "category"\nother = "other"\n'
+
+
+def test_a_rare_value_that_a_server_guesses_gets_no_column(tmp_path) -> None:
+    """Else its row of the weights would be trained, which tells that the value occurs."""
+    path = hospital(tmp_path / "h", 1, RARE)
+    site = Site(read_site_data(path, rare=7), Policy(rare_categories=7), tmp_path / "site")
+    guesses = ["f", "m", "x", "y"]  # of which only m is in 7 rows or more
+    assert begun(site, [{"name": "age"}, {"name": "sex", "values": guesses}]).head == {}
+    x = site.data.graph.x
+    assert x[:, 1:].sum(0).tolist() == [0, 12, 0, 0, 12]
+    kept = read_site_data(path, rare=100)
+    assert kept.told[1].values == ()
+
+
+def test_a_run_that_hello_would_refuse_does_not_begin(tmp_path) -> None:
+    path = hospital(tmp_path / "h", 1, RARE)
+    site = Site(read_site_data(path, rare=7), Policy(rare_categories=7), tmp_path / "site")
+    for mode in ("local", "federated", None):
+        config = config_text(make_config(method="fedavg", rounds=1, encoder=mode))
+        answer = site.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head
+        assert "rare_categories = 7" in answer["reason"]
+    assert site.job is None

@@ -181,10 +181,8 @@ class Site:
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
         self.private = self.private or config.dp is not None
-        if head.encoder or config.dp is not None:
-            # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
-            mode = MODES[0] if head.encoder else config.encoder or MODES[0]
-            self.own.tell(self.policy, mode, config.dp)
+        # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
+        self.own.tell(self.policy, MODES[0] if head.encoder else MODES[1], config.dp)
         if head.encoder:
             self.data = self.own.with_encoder(head.encoder)
         graph = self.data.graph

@@ -96,14 +96,14 @@ def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None
             raise ConfigError(f"{told}; give {ways}")
 
 
-def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = ()) -> Told:
-    """What an owner tells of a column: of numbers, NaN where there is none, or of values."""
+def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] | None = None) -> Told:
+    """What an owner tells of a column: of numbers, NaN where there is none, or of some values."""
     rule = feature.rule
     choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
     form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
     if feature.kind == "category":
         more = feature.names[len(feature.values) :]
-        return Told(feature.name, form, values or feature.values, tuple(more))
+        return Told(feature.name, form, feature.values if values is None else values, tuple(more))
     told = feature.name, form, (), tuple(feature.names)
     if needs(feature) != "sums" or found is None:
         return Told(*told)
