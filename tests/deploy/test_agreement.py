@@ -276,3 +276,42 @@ def test_a_run_that_hello_would_refuse_does_not_begin(tmp_path) -> None:
         answer = site.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head
         assert "rare_categories = 7" in answer["reason"]
     assert site.job is None
+
+
+AGREED = [
+    {"name": "age", "centre": 50.0, "spread": 10.0},
+    {"name": "sex", "values": ["f", "m", "x"]},
+]
+
+
+def test_a_run_has_one_encoder_and_a_refused_begin_changes_nothing(tmp_path) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    assert begun(site, AGREED).head == {}
+    job, x, folders = site.job, site.data.graph.x.clone(), set((tmp_path / "site/runs").iterdir())
+    other = [{**AGREED[0], "centre": 1.0}, AGREED[1]]
+    for encoder in (other, []):
+        assert "with another encoder of its tables" in begun(site, encoder).head["reason"]
+    config = config_text(make_config(method="fedavg", rounds=2))
+    for run, reason in (("r", "with another configuration"), ("s", "")):
+        head = {"do": "begin", "run": run, "config": config, "encoder": other}
+        head |= {} if reason else {"config": config.replace("fedavg", "fedavgg")}
+        answer = site.answer(Packet(head, b"")).head
+        assert reason in answer["reason"]
+        assert site.job is job
+    assert torch.equal(site.data.graph.x, x)
+    assert set((tmp_path / "site/runs").iterdir()) == folders
+
+
+def test_a_run_does_not_train_on_the_encoding_of_another(tmp_path) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    assert begun(site, AGREED).head == {}
+    head = {"do": "begin", "run": "local", "config": 'method = "fedavg"\nrounds = 1\n'}
+    assert site.answer(Packet(head, b"")).head == {}
+    assert torch.equal(site.job.graph.x, site.own.graph.x)
+
+
+def test_a_run_that_an_earlier_version_began_continues_with_its_encoder(tmp_path) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    site.audit.note("begin", run="r", config='method = "fedavg"\nrounds = 1\n')
+    assert begun(site, AGREED).head == {}
+    assert "with another encoder" in begun(site, []).head["reason"]

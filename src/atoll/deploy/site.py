@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import time
-import tomllib
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.federation import Federation
-from atoll.core.files import clear_left_over
+from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.losses import with_loss
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
@@ -39,21 +38,24 @@ from atoll.core.tree import (
     structure,
     tree_map,
 )
-from atoll.data.own.agree import MODES
+from atoll.data.own.agree import MODES, Agreed
+from atoll.deploy.account import Account
+from atoll.deploy.agreement import ENCODER
 from atoll.deploy.audit import Audit, Json
+from atoll.deploy.begun import Begun, digest_of, ordered
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal, all_seeds
 from atoll.deploy.site_data import SiteData
+from atoll.deploy.states import States
 from atoll.deploy.work import SENT, Work
 from atoll.engines.clients import Simulation
-from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
+from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
     DIVERGED,
     LOST,
-    NEVER,
     PROTOCOL,
     REFUSED,
     Packet,
@@ -62,7 +64,7 @@ from atoll.engines.fleet import (
 from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, make_config
+from atoll.experiment.config import RunConfig
 from atoll.experiment.history import positive_of
 from atoll.experiment.metrics import Evaluator, from_confusion, toward
 from atoll.experiment.privacy import (
@@ -75,8 +77,6 @@ from atoll.experiment.privacy import (
 from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
-STATE = "atoll private state"
-KEPT = 2  # private states before the one that counts, should a server have to go back
 LINE = 400  # most characters of a reason in a reply or in the log
 Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 
@@ -110,8 +110,9 @@ class Site:
         kit: Path | None = None,  # by default the folder that contains the other
     ) -> None:
         self.kit = folder.parent if kit is None else kit
-        self.own = data  # as the owner's files give them; `data` may have the encoder of all sites
-        self.data, self.policy, self.folder = data, policy, folder
+        self.own, self.policy, self.folder = data, policy, folder
+        # Those of the present job, which may have an encoder of all sites (`begun.digest_of`).
+        self.data, self.encoder = data, ""
         self.device = torch.device(device)  # for steps; no packet has a say in it
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
@@ -177,36 +178,60 @@ class Site:
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
         head = read_head(Begin, packet.head)
-        run, config = head.run, _ordered(head.config)
+        run, config = head.run, ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
         self.private = self.private or config.dp is not None
         # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
         self.own.tell(self.policy, MODES[0] if head.encoder else MODES[1], config.dp)
-        if head.encoder:
-            self.data = self.own.with_encoder(head.encoder)
-        graph = self.data.graph
-        method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
+        encoder = digest_of(head.encoder)
+        self._check_begin(run, config, head.config, encoder)  # before it costs time or a folder
+        data = self.data if encoder == self.encoder else self._encoded(head.encoder)
+        graph = data.graph
+        method = build_method(config, graph.num_features, data.classes, graph.task.name)
         self.policy.check_size(method)
         method = with_privacy(method, config.dp)
-        self.policy.check_disk(self.folder, run)
-        self._hold(self.folder / "runs" / run)
-        with self.audit.alone():  # no other job begins or spends between the check and the note
-            # One name, one configuration: states and noise of a run are for its method and scale.
-            begun = [
-                e["config"] for e in self.audit.events(event="begin", run=run) if "config" in e
-            ]
-            for text in begun:
-                if _ordered(text) != config:
-                    raise Refusal(f"run '{run}' was begun here with another configuration")
-            if config.dp is not None:
-                # The updates that this site may send, over all seeds, beside those of other runs.
-                sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
-                before = Account(self.audit).precision(but=all_seeds(run))
-                self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
-            self.audit.note("begin", run=run, **({} if begun else {"config": head.config}))
-        self.job = Job(run, method, config, self)
+        content, folder = msgspec.json.encode(head.encoder), self.folder / "runs" / run
+        self.policy.check_disk(self.folder, run, len(content))
+        lock = self._hold(folder)
+        try:
+            job = Job(run, method, config, self, data)
+            if encoder:
+                write_atomically(folder / ENCODER, content, 0o600)
+            with self.audit.alone():  # no other job begins or spends between check and note
+                news = self._check_begin(run, config, head.config, encoder)
+                self.audit.note("begin", run=run, **news)
+        except BaseException:
+            if lock is not self.lock:
+                lock.close()
+            raise
+        if lock is not self.lock:
+            self.close()
+        self.job, self.lock, self.data, self.encoder = job, lock, data, encoder
         return Packet({}, b"")
+
+    def _check_begin(self, run: str, config: RunConfig, text: str, encoder: str) -> Json:
+        """Refuse what the run was not begun with, or may not spend; the values to note."""
+        news = Begun(self.audit, run).news(config, text, encoder)
+        if config.dp is not None:
+            # The updates that this site may send, over all seeds, beside those of other runs.
+            sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
+            before = Account(self.audit).precision(but=all_seeds(run))
+            self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
+        return news
+
+    def _encoded(self, encoder: list[Agreed]) -> SiteData:
+        """The data with the encoder of all sites, or with this site's own."""
+        return self.own.with_encoder(encoder) if encoder else self.own
+
+    def data_of(self, run: str) -> SiteData:
+        """The data as a run has them, by the encoder that it began with."""
+        if self.own.read is None:  # no tables
+            return self.own
+        begun = Begun(self.audit, run)
+        if self.encoder in begun.encoders[:1]:
+            return self.data
+        return self._encoded(begun.encoder(self.folder / "runs" / run))
 
     def _deliver(self, packet: Packet) -> Packet:
         """Keep the model of a finished run."""
@@ -214,11 +239,11 @@ class Site:
 
         return receive(self, packet)
 
-    def _hold(self, folder: Path) -> None:
-        """Keep other jobs out of the run's folder; FLARE may still be winding an old one down."""
-        if self.lock is None or self.lock.folder != folder:
-            self.close()
-            self.lock = FolderLock(folder, "another job of this run is still active at the site")
+    def _hold(self, folder: Path) -> FolderLock:
+        """The lock of a run's folder; FLARE may still be winding an old job down."""
+        if self.lock is not None and self.lock.folder == folder:
+            return self.lock
+        return FolderLock(folder, "another job of this run is still active at the site")
 
     def close(self) -> None:
         """Let other jobs have the run's folder."""
@@ -248,17 +273,19 @@ class Site:
 class Job:
     """One run at one site."""
 
-    def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
+    def __init__(
+        self, run: str, method: Method, config: RunConfig, site: Site, data: SiteData
+    ) -> None:
         self.run, self.site, self.privacy, self.rounds = run, site, config.dp, config.rounds
         self.owners = owners(method)
-        self.model = None if config.dp is None else first_model(method, site.data)
+        self.model = None if config.dp is None else first_model(method, data)
         batching = batching_of(config.batch_size or 0)
         views = dict(method.views)
-        graph = with_loss(site.data.graph, site.data.classes, config.class_weights, config.loss)
+        graph = with_loss(data.graph, data.classes, config.class_weights, config.loss)
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
-        self.positive = positive_of(config, replace(site.data, name="its data"))
+        self.positive = positive_of(config, replace(data, name="its data"))
         # Counted over every process that took part in the run, so that no restart renews it.
         self.sent = site.audit.total("bytes", event=SENT, run=run)
         self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
@@ -427,69 +454,3 @@ def first_model(method: Method, data: SiteData) -> Form:
 def form_of(tree: Tree) -> Form:
     """The structure of a tree, and shapes and types of its tensors."""
     return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
-
-
-def _ordered(text: str) -> RunConfig:
-    """The server's configuration; its data are a name for tables, never a file of this machine."""
-    try:
-        given = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
-    return make_config(**{**given, "objects": ("data",)})
-
-
-class Account:
-    """The releases of a site in all its runs, by its audit log: no restart renews it."""
-
-    def __init__(self, audit: Audit) -> None:
-        self.releases: dict[str, tuple[str, float]] = {
-            event["release"]: (event["run"], event["noise"])
-            for event in audit.events(event=SENT)
-            if "release" in event
-        }
-
-    def noises(self, run: str) -> list[float]:
-        """The noise multiplier of each release of a run, in all its seeds."""
-        return [noise for name, noise in self.releases.values() if all_seeds(name) == run]
-
-    def precision(self, but: str | None = None) -> float:
-        """The sum of 1/z² over all releases, without those of one run if it is given."""
-        every = self.releases.values()
-        return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)
-
-
-class States:
-    """A run's private states by round; the last ones stay, as rounds may be repeated."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def rounds(self) -> list[int]:
-        """Rounds with a state, ascending."""
-        return sorted(int(path.stem[6:]) for path in self.folder.glob("state_*.atoll"))
-
-    def load(self, counts: int) -> tuple[Tree, str]:
-        """State and lineage after the last round up to `counts`; none before the first."""
-        if counts == NEVER:
-            return None, ""
-        if counts not in self.rounds():
-            lost = f"the private state after round {counts} is not in its runs/{self.folder.name}"
-            raise WireError(f"{lost}; this site cannot continue the run")
-        tree = load_checkpoint(self._path(counts))
-        if isinstance(tree, dict) and tree.get("kind") == STATE:
-            return tree["state"], tree["lineage"]
-        # Earlier versions had the lineage in a second file, or none; then states differ by round.
-        path = self._path(counts).with_suffix(".lineage")
-        return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
-
-    def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
-        """Write state and lineage after a round in one step; delete old ones, except `keep`."""
-        save_checkpoint(self._path(round), {"kind": STATE, "lineage": lineage, "state": state})
-        others = [number for number in self.rounds() if number not in (round, counts, keep)]
-        before = [number for number in others if number < round]
-        for number in set(others) - set(before[-KEPT:]):
-            self._path(number).unlink()
-            self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"state_{round}.atoll"
