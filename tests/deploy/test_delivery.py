@@ -725,3 +725,55 @@ def test_a_model_comes_with_the_encoder_that_its_run_began_with(trial, tmp_path)
     (trial.kits / "site-1/atoll/runs/r-0/encoder.json").write_text("[]")
     answer = site().answer(Packet(head, b"".join(files.values()))).head
     assert answer["reason"] == "the encoder of run 'r-0' is not whole in its runs/r-0"
+
+
+def update(site: Site, run: str, **options) -> None:
+    """Have a site train once in a run."""
+    config = make_config(method="fedavg", rounds=2, set=SMALL, **options)
+    head = {"do": "begin", "run": run, "config": config_text(config)}
+    assert site.answer(Packet(head, b"")).head == {}
+    net = build_method(config, site.data.graph.num_features, site.data.classes).net
+    head = {"do": "step", "run": run, "owner": "method", "step": "train", "flags": {}, "round": 0,
+            "attempt": "a", "state": -2, "key": 7}  # fmt: skip
+    assert site.answer(Packet(head, encode(net.init(make_key(0))))).head == {}
+
+
+@pytest.mark.parametrize("other", [{}, {"dp": "clip=1,noise=1,randomness=seed"}])
+def test_the_card_names_updates_that_left_without_privacy(trial, other):
+    assert trial.run(dp="clip=1,noise=0.5") == {}
+    card = trial.model() / "seed-0" / "MODEL_CARD.md"
+    assert "epsilon is infinite" not in card.read_text()
+    update(trial.sites["site-1"], "clear-0", **other)
+    assert trial.anew(trial.packets["site-1"]) == {}
+    because = "epsilon is infinite, because other updates left without privacy, in all runs"
+    assert because in card.read_text()
+
+
+def test_the_delta_of_the_card_and_of_the_log_is_the_owners(trial):
+    """At delta 0.9999999 any update has epsilon 0."""
+    assert trial.run(dp="clip=1,noise=1,delta=0.9999999") == {}
+    card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    noted = [e for e in trial.sites["site-1"].audit.events(event="sent") if "release" in e]
+    assert {event["delta"] for event in noted} == {1e-5}
+    assert f"Epsilon {noted[-1]['epsilon']:.3g} against the server and the other sites" in card
+    assert "at delta 1e-05" in card
+    assert "0.9999" not in card
+
+
+def test_words_of_a_configuration_are_checked_and_bring_no_link_into_the_card(trial):
+    words = r"\[click](http://evil.example) https://evil.example www.evil.example a@evil.example"
+    assert trial.run(data=words) == {}
+    card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "evil" not in card
+    assert card.startswith(f"# Model card: fedavg on {trial.sites['site-1'].own.name}\n")
+    server = (trial.folder() / "model" / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "evil" in server  # its own word, which is no link either
+    assert not [part for part in ("://", "www.", "@evil", r"\[") if part in
+                server.replace(r"\\\[", "")]  # fmt: skip
+    for given in ({"evaluate": "words"}, {"metric": "words"}, {"protocol": "words"},
+                  {"compat": ("words",)}, {"encoder": "words"}):  # fmt: skip
+        config = config_text(make_config(method="fedavg", rounds=2, **given))
+        answer = trial.sites["site-1"].answer(
+            Packet({"do": "begin", "run": "other-0", "config": config}, b"")
+        )
+        assert "unknown" in answer.head["reason"], given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from atoll.deploy.audit import Audit
 from atoll.deploy.policy import all_seeds
 from atoll.deploy.work import SENT
+from atoll.engines.ledger import SCORE
 from atoll.experiment.privacy import release
 
 
@@ -13,11 +14,18 @@ class Account:
 
     def __init__(self, audit: Audit) -> None:
         with audit.readable():
+            sent = audit.events(event=SENT)
             self.releases: dict[str, tuple[str, float]] = {
                 event["release"]: (str(event["run"]), float(event["noise"]))
-                for event in audit.events(event=SENT)
+                for event in sent
                 if "release" in event
             }
+            # Replies with tensors that left without this site's noise, but for scores.
+            self.clear = sum(
+                event.get("step") != SCORE and event.get("array_bytes", 1) > 0
+                for event in sent
+                if "release" not in event
+            )
 
     def noises(self, run: str) -> list[float]:
         """The noise multiplier of each release of a run, in all its seeds."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -427,7 +428,8 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: J
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
     agreed = data is not site.own and config.dp is None
     bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
-    spent = site_report(config.dp, account.noises(manifest.run), account.precision())
+    total = math.inf if account.clear else account.precision()
+    spent = site_report(config.dp, account.noises(manifest.run), total, site.policy.delta)
     facts: Json = {
         "site": True,
         "federated": True,
@@ -436,6 +438,7 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: J
         "one_per_client": False,
         "private_parts": False,
         **described(config, method, own),
+        "data": data.name,  # the server's word for them may be any
         "encoder": tables is not None,
         "measured": MODES[0] if agreed else "",
         "class_names": list(data.class_names),

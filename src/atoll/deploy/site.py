@@ -64,7 +64,7 @@ from atoll.engines.fleet import (
 from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig
+from atoll.experiment.config import RunConfig, check_choices
 from atoll.experiment.history import positive_of
 from atoll.experiment.metrics import Evaluator, from_confusion, toward
 from atoll.experiment.privacy import (
@@ -74,6 +74,7 @@ from atoll.experiment.privacy import (
     release,
     with_privacy,
 )
+from atoll.experiment.protocols import protocol
 from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
@@ -181,6 +182,7 @@ class Site:
         run, config = head.run, ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
         self.policy.check_privacy(config.dp)
+        check_choices(config, protocol(config.protocol))  # words that a model's card repeats
         self.private = self.private or config.dp is not None
         # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
         self.own.tell(self.policy, MODES[0] if head.encoder else MODES[1], config.dp)
@@ -403,10 +405,10 @@ class Job:
             after += release(privacy.noise)
         self.site.policy.check_spent(after, "this update")
         account.releases[noise.release] = (self.run, privacy.noise)
-        spent = epsilon(after, privacy.delta)
+        spent, delta = epsilon(after, self.site.policy.delta), self.site.policy.delta
         charge = {"release": noise.release, "clip": privacy.clip, "noise": privacy.noise}
         finite = spent if math.isfinite(spent) else None
-        return {**charge, "delta": privacy.delta, "epsilon": finite}
+        return {**charge, "delta": delta, "epsilon": finite}
 
     def _keep(self, scores: Scores, round: int) -> Scores:
         """Write scores down for the owner; the reply in their place is the same for every site."""

@@ -163,7 +163,12 @@ def _plain(value: Any) -> Any:
 def _harmless(text: str) -> str:
     """Markdown without HTML, pictures and links, outside of code."""
     parts = text.split("`")
-    parts[::2] = [part.replace("<", "&lt;").replace("[", "\\[") for part in parts[::2]]
+    for place in range(0, len(parts), 2):
+        part = re.sub(r"\\(?!\|)", r"\\\\", parts[place])  # but for those of `_row`
+        part = part.replace("<", "&lt;").replace("[", "\\[")
+        # Some readers make links of bare addresses.
+        part = re.sub(r"(?i)(:)(?=//)|(www|@)(?=\.|[\w-]+\.[a-z])", r"\g<0> ", part)
+        parts[place] = part
     return "`".join(parts)
 
 
