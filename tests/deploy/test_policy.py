@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from atoll.core.errors import ConfigError
-from atoll.core.tree import tree_map
+from atoll.core.tree import leaves, tree_map
 from atoll.deploy.policy import SEEDS, Policy, Refusal, read_policy
 from atoll.deploy.site import Site
 from atoll.engines.fleet import Packet, SitesFailed
-from atoll.experiment.build import build_method
+from atoll.experiment.build import build_method, parameter_shapes
 from atoll.experiment.config import config_text, make_config
 from atoll.methods import METHODS, FedAvg
 from atoll.testing import small_federation
@@ -93,7 +93,10 @@ def test_an_owner_can_demand_privacy(policy, dp, reason, make_room):
         ({"hidden": 3 * 10**8}, "allows width up to 10000, but hidden is 300000000"),
         ({"layers": 3 * 10**6}, "allows layers up to 100, but layers is 3000000"),
         ({"net": "sgc", "hops": 10**9}, "allows width up to 10000, but hops is 1000000000"),
-        ({"hidden": 10_000, "layers": 100}, "allows 100000000 parameters, but the network has"),
+        (
+            {"hidden": 10_000, "layers": 100},
+            "allows 100000000 parameters, but the method's networks have",
+        ),
         ({"hidden": 10**12, "layers": 10**12}, "its policy allows"),
     ],
 )
@@ -118,6 +121,25 @@ def test_the_numbers_of_every_part_count(method, settings, problem):
     built = build_method(make_config(method=method, epochs=2, set=settings), 3, 2)
     with pytest.raises(Refusal, match=problem):
         Policy(epochs=4).check_size(built)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {"hidden": 2000}),
+        ("fedsage+", {"narrow": 100, "wide": 100, "latent": 100}),
+        ("moon", {"head": 2000}),
+        ("fedtad", {"base": "moon", "base.head": 2000}),
+        ("fedath", {"hidden": 1200}),
+        ("adafgl", {"hidden": 1000}),
+    ],
+)
+def test_the_parameters_of_every_network_count(method, settings):
+    built = build_method(make_config(method=method, set=settings), 3, 2)
+    known = sum(leaf.numel() for leaf in leaves(parameter_shapes(built.net)))
+    assert (known < 10_000) == (method != "fedavg")
+    with pytest.raises(Refusal, match="allows 10000 parameters, but the method's networks have"):
+        Policy(parameters=10_000, width=10**6).check_size(built)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import tomllib
@@ -9,12 +10,14 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from atoll.core.errors import AtollError, ConfigError, WireError, unknown
-from atoll.core.method import Method, Step
+from atoll.core.method import Method, Net, Step
 from atoll.core.tree import leaves
+from atoll.engines.fleet import owners_of
 from atoll.experiment.build import parameter_shapes
 from atoll.experiment.privacy import PrivacyConfig, epsilon, need_accountant
 from atoll.methods import METHODS
@@ -83,10 +86,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if name not in FREE and value > getattr(self, key):
                 most = f"{key} up to {getattr(self, key)}"
                 raise Refusal(f"its policy allows {most}, but {name} is {value}")
-        count = sum(leaf.numel() for leaf in leaves(parameter_shapes(method.net)))
+        count = sum(
+            leaf.numel() for net in networks(method) for leaf in leaves(parameter_shapes(net))
+        )
         if count > self.parameters:
             most = f"{self.parameters} parameters"
-            raise Refusal(f"its policy allows {most}, but the network has {count}")
+            raise Refusal(f"its policy allows {most}, but the method's networks have {count}")
 
     def check_work(self, questions: int, seconds: float) -> None:
         """Refuse another step of a round; both numbers count what came before it."""
@@ -166,6 +171,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if before + size > self.run_bytes:
             most = f"{self.run_bytes} bytes in a run"
             raise Refusal(f"its policy allows {most}, and they are used up")
+
+
+def networks(method: Method) -> list[Net]:
+    """Every network of a method, also those that it makes, and those of its plugs' methods."""
+    found: list[Any] = []
+    for part in owners_of(method).values():
+        made = inspect.getmembers_static(type(part), lambda value: isinstance(value, property))
+        names = dict.fromkeys([*vars(part), *(name for name, _ in made)])
+        for value in (getattr(part, name) for name in names):
+            init = getattr(value, "init", None)
+            if callable(init) and "key" in inspect.signature(init).parameters:
+                found += [] if value in found else [value]
+    inner = [getattr(net, "net", None) for net in found]  # which the others contain
+    return [net for net in found if net not in inner]
 
 
 def all_seeds(run: str) -> str:
