@@ -476,6 +476,11 @@ def test_one_delivery_at_a_time(trial, monkeypatch):
 
 def test_a_model_beyond_the_disk_of_the_policy_is_refused(trial):
     trial.run()
+    file = trial.model() / "seed-0" / "deployed.safetensors"
+    file.write_bytes(b"damaged")  # it is replaced, for which both need room
+    kept = sum(path.stat().st_size for path in trial.model().parents[2].rglob("*.*"))
+    trial.sites["site-1"].policy = Policy(kept_bytes=kept)
+    assert "bytes" in trial.sites["site-1"].answer(trial.packets["site-1"]).head["reason"]
     for limit, why in ((Policy(kept_bytes=1), "keeps 1 bytes"), (Policy(runs=1), "keeps 1 runs")):
         trial.sites["site-1"].policy = limit
         (trial.sites["site-1"].folder / "runs" / "other-0").mkdir(exist_ok=True)

@@ -164,8 +164,9 @@ def test_questions_and_seconds_of_a_round_are_counted_over_restarts(tmp_path):
         assert answer.head["reason"] == "over its limit: its policy allows questions = 3"
     assert ask(again, message, round=1).head == {}
     again.close()
-    slow = Site(site.data, Policy(round_seconds=1e-6), site.folder)
+    slow = Site(site.data, Policy(), site.folder)
     begin(slow, dp=None)
+    slow.policy = Policy(round_seconds=1e-6)
     answer = ask(slow, message, round=1)
     assert answer.head["reason"] == "over its limit: its policy allows round_seconds = 1e-06"
 
@@ -190,13 +191,13 @@ def test_a_message_beyond_the_policy_is_refused_before_it_is_decoded(tmp_path):
 def test_a_server_fills_no_disk_with_runs(tmp_path):
     site = make_site(tmp_path, Policy(runs=2))
     for run in ("a-0", "a-1", "b-0", "a-2"):  # seeds of one run count once
-        assert begin(site, run=run).head == {}
+        assert begin(site, run=run, seeds=3).head == {}
     for _ in range(2):
         refused = begin(site, run="c-0").head
         assert refused["failure"] == "refused"
         assert "its policy keeps 2 runs, and there are as many" in refused["reason"]
     assert sorted(path.name for path in site.folder.glob("runs/*")) == ["a-0", "a-1", "a-2", "b-0"]
-    assert begin(site, run="b-0").head == {}  # it continues
+    assert begin(site, run="b-0", seeds=3).head == {}  # it continues
     shutil.rmtree(site.folder / "runs" / "b-0")
     assert begin(site, run="c-0").head == {}
 
@@ -205,8 +206,11 @@ def test_a_server_fills_no_disk_with_seeds_of_a_run(tmp_path):
     site = make_site(tmp_path, Policy(runs=1))
     for seed in range(SEEDS):
         (site.folder / "runs" / f"a-{seed}").mkdir(parents=True)
-    assert begin(site, run="a-7").head == {}
-    assert "its policy keeps 1 runs" in begin(site, run=f"a-{SEEDS}").head["reason"]
+    more = {"seeds": SEEDS + 1}
+    assert begin(site, run="a-7", **more).head == {}
+    assert "its policy keeps 1 runs" in begin(site, run=f"a-{SEEDS}", **more).head["reason"]
+    for seed in ("1000", "00", "07", "9" * 90):
+        assert "none of its configuration's" in begin(site, run=f"a-{seed}", **more).head["reason"]
 
 
 def test_a_server_fills_no_disk_with_bytes(tmp_path):
@@ -215,3 +219,37 @@ def test_a_server_fills_no_disk_with_bytes(tmp_path):
     (site.folder / "runs" / "a-0" / "state_1.atoll").write_bytes(bytes(20_000))
     assert "keeps 20000 bytes, and they are used up" in begin(site, run="b-0").head["reason"]
     assert not (site.folder / "runs" / "b-0").exists()
+
+
+def test_the_bytes_of_all_seeds_of_a_run_count(tmp_path):
+    site = make_site(tmp_path, Policy(run_bytes=2_500))
+    found = []
+    for seed in range(4):
+        assert begin(site, dp=None, run=f"a-{seed}", seeds=4).head == {}
+        found.append(ask(site, model_for(site), run=f"a-{seed}"))
+    assert sum(len(answer.body) for answer in found) <= 2_500
+    assert "failure" not in found[0].head
+    assert "2500 bytes in a run" in found[-1].head["reason"]
+
+
+def test_the_file_of_scores_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.deploy.site.SCORES", 1_000)
+    site = make_site(tmp_path)
+    begin(site)
+    for _ in range(30):
+        assert ask(site, model_for(site), owner="evaluator", step="score").head == {}
+    assert (site.folder / "runs" / "r-0" / "scores.csv").stat().st_size < 1_200
+
+
+def test_packets_that_are_no_steps_use_up_seconds(tmp_path):
+    site = make_site(tmp_path, Policy(round_seconds=0.5))
+    packet = {"do": "begin", "run": "r-0", "config": "method = 3", "round": 9}
+    for head in ({**packet, "do": "hello"}, {**packet, "do": "deliver"}, packet):
+        assert "failure" in site.answer(Packet(head, b"")).head
+    assert {event["round"] for event in site.audit.events(run="r-0")} == {-1}
+    assert begin(site, dp=None).head == {}
+    assert site.audit.events(event="begin")[0]["round"] == -1
+    site.audit.note("begin", run="r-0", round=-1, seconds=0.5)
+    for head in ({**packet, "do": "hello"}, {**packet, "do": "deliver"}, packet):
+        assert "allows round_seconds = 0.5" in site.answer(Packet(head, b"")).head["reason"]
+    assert begin(site, dp=None, run="other-0").head == {}

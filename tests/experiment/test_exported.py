@@ -103,6 +103,7 @@ def test_directions_and_parallel_edges_are_those_of_the_loader(tmp_path, directe
         (NODES.replace("id", "name"), "lacks the columns id"),
         (NODES.replace("c,3", "d,3"), "edges.csv names 'c', which is not in .*nodes.csv"),
         (NODES.partition("\n")[0], "nodes.csv has no rows"),
+        (NODES.replace("b,-2", ",-2"), "nodes.csv has a row without an id"),
         (NODES.replace("-2", "1e39"), "nodes.csv has a number that is too large, in row 3"),
         (NODES.replace("ok", "age"), "nodes.csv has several columns 'age'"),
         (NODES.replace("b,-2", "b,-2,5"), "nodes.csv has 6 values in row 3, not 5"),

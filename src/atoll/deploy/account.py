@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from atoll.deploy.audit import Audit
 from atoll.deploy.policy import all_seeds
 from atoll.deploy.work import SENT
@@ -20,12 +22,19 @@ class Account:
                 for event in sent
                 if "release" in event
             }
+            self.bytes = Counter[str]()  # of all seeds of a run
+            for event in sent:
+                self.bytes[all_seeds(str(event["run"]))] += int(event["bytes"])
             # Replies with tensors that left without this site's noise, but for scores.
             self.clear = sum(
                 event.get("step") != SCORE and event.get("array_bytes", 1) > 0
                 for event in sent
                 if "release" not in event
             )
+
+    def sent(self, run: str) -> int:
+        """The bytes of all replies of a run, in all its seeds."""
+        return self.bytes[all_seeds(run)]
 
     def noises(self, run: str) -> list[float]:
         """The noise multiplier of each release of a run, in all its seeds."""

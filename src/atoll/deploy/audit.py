@@ -89,11 +89,6 @@ class Audit:
             why = f"has a value that cannot be read ({type(error).__name__})"
             raise DataError(f"audit log {self.path} {why}; {RESTORE}") from error
 
-    def total(self, number: str, **values: object) -> int:
-        """The sum of a number over the events with the given values."""
-        with self.readable():
-            return sum(event[number] for event in self.events(**values))
-
 
 def check_audit(path: Path) -> int:
     """Count the events; a line that does not contain the hash of the line before is an error."""

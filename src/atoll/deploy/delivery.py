@@ -286,7 +286,6 @@ def receive(site: Site, packet: Packet) -> Packet:
         _check_facts(part, manifest)
         _check_form(site, part)
     folder = site.folder / "runs" / run / "model"
-    site.policy.check_disk(site.folder, run, 0 if folder.exists() else len(packet.body))
     with FolderLock(folder.parent, "another job delivers the model of this run to the site"):
         _keep(site, head, manifest, parts, folder)
     return Packet({}, b"")
@@ -303,9 +302,12 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
             site.audit.note("replaced", run=head.run, reason="its delivered model was damaged")
         else:
             if msgspec.structs.replace(there, atoll=manifest.atoll) == manifest:
+                site.audit.note("kept", run=head.run, **site.cost())
                 return
             hint = f"its owner can delete the folder runs/{head.run}/model"
             raise Refusal(f"another model of run '{head.run}' is at the site already; {hint}")
+    size = sum(len(data) for part in parts for data in part.files.values())
+    site.policy.check_disk(site.folder, head.run, size)  # the old one stays until the new is whole
     texts, notes = (head.manifest, head.signature, head.certificate), dict[str, Any]()
     seal = dict(zip(SEAL, map(str.encode, texts), strict=True))
     with replacing(folder) as new:
@@ -320,8 +322,8 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
             _add_card(site, manifest, part, place, notes)
-    size = sum(len(data) for part in parts for data in part.files.values())
-    site.audit.note("delivered", run=head.run, bytes=size, manifest=_digest(head), **notes)
+    known = {"bytes": size, "manifest": _digest(head), **notes}
+    site.audit.note("delivered", run=head.run, **known, **site.cost())
 
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:

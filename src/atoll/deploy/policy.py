@@ -189,8 +189,14 @@ def networks(method: Method) -> list[Net]:
 
 def all_seeds(run: str) -> str:
     """The run without the number of its seed: `RUN-SEED` is the name of one seed."""
-    name, dash, seed = run.rpartition("-")
-    return name if dash and seed.isdigit() else run
+    seed = seed_of(run)
+    return run[: -len(seed) - 1] if seed else run
+
+
+def seed_of(run: str) -> str:
+    """The number of the seed in the name of a run; "" if there is none."""
+    name, _, seed = run.rpartition("-")
+    return seed if name and seed.isdigit() else ""
 
 
 def _whole_numbers(part: object) -> Iterator[tuple[str, int]]:

@@ -46,10 +46,10 @@ from atoll.deploy.begun import Begun, digest_of, ordered
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
-from atoll.deploy.policy import Policy, Refusal, all_seeds
+from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
-from atoll.deploy.work import SENT, Work
+from atoll.deploy.work import BEFORE, OTHERS, SENT, Work
 from atoll.engines.clients import Simulation
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
@@ -78,6 +78,7 @@ from atoll.experiment.protocols import protocol
 from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
+SCORES = 16 << 20  # bytes after which the file of scores grows no more; 10,000 rounds need 3 MB
 LINE = 400  # most characters of a reason in a reply or in the log
 Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 
@@ -121,6 +122,7 @@ class Site:
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None
+        self.began = time.monotonic()  # of the present answer
         # Whether the kind of an error may not be told, since it may depend on the owner's data.
         self.private = policy.noise is not None or policy.epsilon is not None
         self.lock: FolderLock | None = None
@@ -131,9 +133,12 @@ class Site:
         known["deliver"] = self._deliver
         known["ping"] = lambda packet: Packet({}, b"")
         what, more, began = packet.head.get("do"), {}, time.monotonic()
+        self.began = began
         try:
             if not isinstance(what, str) or what not in known:
                 raise WireError(f"'{short(what)}' is nothing that a site does")
+            if what in OTHERS:
+                self._check_work(packet)
             return known[what](packet)
         except tuple(FAILURES) as error:
             kind = next(FAILURES[known] for known in FAILURES if isinstance(error, known))
@@ -153,8 +158,19 @@ class Site:
         """Note a failure and reply with it; the log holds a packet's values in short form only."""
         reason = str(short(reason, LINE))
         step = {k: short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
+        if isinstance(what := packet.head.get("do"), str) and what in OTHERS:
+            step["round"] = BEFORE
         audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
+
+    def _check_work(self, packet: Packet) -> None:
+        """Refuse a packet that is no step if the run has used up the work before its rounds."""
+        work = Work(self.audit, str(packet.head.get("run")), self.folder, self.policy.seconds)
+        self.policy.check_work(0, work.seconds[BEFORE])
+
+    def cost(self) -> Json:
+        """The work of a packet that is no step, for the audit log."""
+        return {"round": BEFORE, "seconds": round(time.monotonic() - self.began, 3)}
 
     def _hello(self, packet: Packet) -> Packet:
         """Send the summary of the data, if the owner allows the run at all."""
@@ -173,7 +189,8 @@ class Site:
         body = msgspec.json.encode(columns) if columns else b""
         self.policy.check_bytes(len(body), 0)
         server = head.atoll or "older"
-        self.audit.note("hello", run=head.run, method=head.method, server=server, told=told)
+        known = {"method": head.method, "server": server, "told": told}
+        self.audit.note("hello", run=head.run, **known, **self.cost())
         return Packet(summary, body)
 
     def _begin(self, packet: Packet) -> Packet:
@@ -181,6 +198,9 @@ class Site:
         head = read_head(Begin, packet.head)
         run, config = head.run, ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
+        seed = seed_of(run)
+        if seed and (seed[:-1].startswith("0") or int(seed) not in config.all_seeds):
+            raise WireError(f"run '{run}' is of seed {seed}, which is none of its configuration's")
         self.policy.check_privacy(config.dp)
         check_choices(config, protocol(config.protocol))  # words that a model's card repeats
         self.private = self.private or config.dp is not None
@@ -202,7 +222,7 @@ class Site:
                 write_atomically(folder / ENCODER, content, 0o600)
             with self.audit.alone():  # no other job begins or spends between check and note
                 news = self._check_begin(run, config, head.config, encoder)
-                self.audit.note("begin", run=run, **news)
+                self.audit.note("begin", run=run, **news, **self.cost())
         except BaseException:
             if lock is not self.lock:
                 lock.close()
@@ -288,8 +308,8 @@ class Job:
         self.states = States(site.folder / "runs" / run)
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
         self.positive = positive_of(config, replace(data, name="its data"))
-        # Counted over every process that took part in the run, so that no restart renews it.
-        self.sent = site.audit.total("bytes", event=SENT, run=run)
+        # Counted over every process and seed of the run, so that no restart renews it.
+        self.sent = Account(site.audit).sent(run)
         self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
         self.attempt: tuple[int, str] | None = None
         self.state: Tree = None
@@ -341,7 +361,7 @@ class Job:
         with audit.alone():
             if audit.unseen:  # another job at this site has written: its releases count here too
                 self.site.account, audit.unseen = Account(audit), False
-                self.sent = self.site.audit.total("bytes", event=SENT, run=self.run)
+                self.sent = self.site.account.sent(self.run)
             charged = self._charge(noise)
             policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
@@ -421,7 +441,8 @@ class Job:
             table = csv.writer(file)
             if file.tell() == 0:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
-            for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
+            rows = zip(ROLES, accuracy, scores.loss.tolist(), strict=True)
+            for part, right, loss in rows if file.tell() < SCORES else ():
                 table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
         bins = toward(scores, self.positive).bins
         if which == "deployed" and self.rule is not None and bins is not None:

@@ -90,6 +90,8 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
         raise ValueError(f"{nodes} has a number that is too large, in row {far + 2}")
     ids = [row[encoder["id"]] for row in rows]
     place = {name: number for number, name in enumerate(ids)}
+    if "" in place:
+        raise ValueError(f"{nodes} has a row without an id; give each node one")
     if len(place) < len(ids):
         twice = next(name for number, name in enumerate(ids) if place[name] != number)
         raise ValueError(f"{nodes} has several rows with the id '{twice}'; give each node one row")
