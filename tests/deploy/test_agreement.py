@@ -315,3 +315,45 @@ def test_a_run_that_an_earlier_version_began_continues_with_its_encoder(tmp_path
     site.audit.note("begin", run="r", config='method = "fedavg"\nrounds = 1\n')
     assert begun(site, AGREED).head == {}
     assert "with another encoder" in begun(site, []).head["reason"]
+
+
+def lying(room, path: Path, head: dict[str, object], column: dict[str, object], liars=("h1",)):
+    """The sentence of a run in which some sites tell other values of their data and columns."""
+
+    def lie(site: str, question: Packet, answer: Packet) -> Packet:
+        if site not in liars or question.head["do"] != "hello":
+            return answer
+        told = [{**one, **column} for one in json.loads(answer.body)]
+        return Packet({**answer.head, **head}, json.dumps(told).encode())
+
+    fleet = room.fleet(lie, sites=two(room, path))
+    with pytest.raises(SitesFailed) as error:
+        room.run(room.order("fedavg", rounds=1), fleet)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        ({"rows": 5, "mean": 1e200}, "the statistics of column 'age' are too large"),
+        ({"rows": 3, "rest": -1e308}, "the statistics of column 'age' are too large"),
+        ({"rows": 3, "squares": 1e308}, "the statistics of column 'age' are too large"),
+        ({"rows": 5, "form": ""}, "the form of column 'age' is not complete"),
+        ({"rows": 5, "form": "number, x"}, "the form of column 'age' is not complete"),
+        ({"rows": 25}, "a column has 25 rows, but there are 24 nodes"),
+        ({"rows": 2**63}, "rows, but there are 24 nodes"),
+    ],
+)
+def test_a_site_whose_statistics_are_not_plausible_is_named(make_room, tmp_path, column, problem):
+    said = lying(make_room(small_federation()), tmp_path, {}, column)
+    assert said.startswith("h1: its summary of the data cannot be used: ")
+    assert problem in said
+
+
+@pytest.mark.parametrize("classes", [0, 1, 10**6])
+def test_sites_that_all_tell_an_absurd_number_of_classes_get_a_sentence(
+    make_room, tmp_path, classes: int
+) -> None:
+    head = {"classes": classes}
+    said = lying(make_room(small_federation()), tmp_path, head, {}, ("h0", "h1"))
+    assert "cannot be used: Expected `int`" in said

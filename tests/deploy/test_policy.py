@@ -14,7 +14,7 @@ from atoll.deploy.policy import SEEDS, Policy, Refusal, read_policy
 from atoll.deploy.site import Site
 from atoll.engines.fleet import Packet, SitesFailed
 from atoll.experiment.build import build_method, parameter_shapes
-from atoll.experiment.config import config_text, make_config
+from atoll.experiment.config import config_text, make_config, parse_config
 from atoll.methods import METHODS, FedAvg
 from atoll.testing import small_federation
 from tests.deploy.private_site import (
@@ -253,3 +253,18 @@ def test_packets_that_are_no_steps_use_up_seconds(tmp_path):
     for head in ({**packet, "do": "hello"}, {**packet, "do": "deliver"}, packet):
         assert "allows round_seconds = 0.5" in site.answer(Packet(head, b"")).head["reason"]
     assert begin(site, dp=None, run="other-0").head == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["runs = " + "9" * 5000, "x = " + "[" * 3000, "a." * 3000 + "b = 1"]
+)
+def test_text_that_fails_the_reader_is_refused_in_one_sentence(tmp_path, text):
+    (path := tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"cannot be read|unknown key"):
+        read_policy(path)
+    site = make_site(tmp_path)
+    packet = {"do": "begin", "run": "r-0", "config": text}
+    reason = site.answer(Packet(packet, b"")).head["reason"]
+    assert "is not valid TOML" in reason or "unknown option" in reason
+    with pytest.raises(ConfigError, match=r"is not valid TOML|unknown key"):
+        parse_config(text, "it")

@@ -227,7 +227,7 @@ def read_policy(path: Path | None) -> Policy:
         policy: Policy = msgspec.convert(raw, Policy)
     except FileNotFoundError:
         raise ConfigError(f"policy {path} does not exist; give a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"policy {path} cannot be read: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"policy {path} cannot be used: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from atoll.core.errors import WireError
@@ -21,7 +22,8 @@ class States:
 
     def rounds(self) -> list[int]:
         """Rounds with a state, ascending."""
-        return sorted(int(path.stem[6:]) for path in self.folder.glob("state_*.atoll"))
+        names = (path.stem[6:] for path in self.folder.glob("state_*.atoll"))
+        return sorted(int(name) for name in names if re.fullmatch("-?[0-9]{1,10}", name))
 
     def load(self, counts: int) -> tuple[Tree, str]:
         """State and lineage after the last round up to `counts`; none before the first."""
