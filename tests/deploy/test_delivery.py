@@ -754,7 +754,7 @@ def test_the_card_names_updates_that_left_without_privacy(trial, other):
     assert because in card.read_text()
 
 
-def test_the_delta_of_the_card_and_of_the_log_is_the_owners(trial):
+def test_no_server_loosens_the_delta_of_the_card_and_of_the_log(trial):
     """At delta 0.9999999 any update has epsilon 0."""
     assert trial.run(dp="clip=1,noise=1,delta=0.9999999") == {}
     card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
@@ -763,6 +763,9 @@ def test_the_delta_of_the_card_and_of_the_log_is_the_owners(trial):
     assert f"Epsilon {noted[-1]['epsilon']:.3g} against the server and the other sites" in card
     assert "at delta 1e-05" in card
     assert "0.9999" not in card
+    assert trial.run(run="strict", dp="clip=1,noise=1,delta=1e-6") == {}
+    card = (trial.model(run="strict") / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "at delta 1e-06" in card
 
 
 def test_words_of_a_configuration_are_checked_and_bring_no_link_into_the_card(trial):

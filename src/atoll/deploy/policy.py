@@ -227,10 +227,10 @@ def read_policy(path: Path | None) -> Policy:
         policy: Policy = msgspec.convert(raw, Policy)
     except FileNotFoundError:
         raise ConfigError(f"policy {path} does not exist; give a TOML file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"policy {path} cannot be read: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"policy {path} cannot be used: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"policy {path} cannot be read: {error}") from error
     if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
         raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
     above = ("noise", "epsilon", *SIZES, *WORK, "rare_categories")

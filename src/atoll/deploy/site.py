@@ -425,7 +425,8 @@ class Job:
             after += release(privacy.noise)
         self.site.policy.check_spent(after, "this update")
         account.releases[noise.release] = (self.run, privacy.noise)
-        spent, delta = epsilon(after, self.site.policy.delta), self.site.policy.delta
+        delta = min(privacy.delta, self.site.policy.delta)  # no server loosens the owner's
+        spent = epsilon(after, delta)
         charge = {"release": noise.release, "clip": privacy.clip, "noise": privacy.noise}
         finite = spent if math.isfinite(spent) else None
         return {**charge, "delta": delta, "epsilon": finite}

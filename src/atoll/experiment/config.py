@@ -143,11 +143,10 @@ def make_config(**given: Any) -> RunConfig:
         takes = " or ".join(KINDS.get(kind, kind) for kind in kinds)
         raise ConfigError(f"{name} cannot be {given[name]!r}; it takes {takes}") from error
     counts = {name: getattr(config, name) for name in ("clients", "rounds", "epochs", "seeds")}
-    small, large = "a whole number of at least 1", "a number below 2147483648"
-    wrong = {
-        name: (count is not None and not 1 <= count < 2**31, large if (count or 0) > 0 else small)
-        for name, count in counts.items()
-    }
+    at_least_1 = "a whole number of at least 1"
+    wrong = {name: (count is not None and count < 1, at_least_1) for name, count in counts.items()}
+    if config.seeds >= 2**31:
+        wrong["seeds"] = True, "a number below 2147483648"
     wrong |= {
         "fraction": (not 0 < config.fraction <= 1, "a number above 0 and up to 1"),
         "seed": (not 0 <= config.seed < 2**31, "a whole number from 0 to 2147483647"),

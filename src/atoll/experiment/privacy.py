@@ -149,10 +149,11 @@ def site_report(
     """A site's own report on a run, by the noise of each update on its account; None without.
 
     `total` is the precision of all its runs: a server may ask under another run's name. It is
-    infinite if other updates left without noise. `delta` is the owner's, not the server's.
+    infinite if other updates left without noise. `delta` is the largest that the owner allows.
     """
     if privacy is None:
         return None
+    delta = min(delta, privacy.delta)
     seen = math.inf if privacy.randomness == "seed" else sum(map(release, sent))
     found = epsilon(seen, delta)
     spent = f"epsilon {found:.3g}" if math.isfinite(found) else "epsilon is infinite"
