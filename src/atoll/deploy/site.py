@@ -183,7 +183,7 @@ class Site:
         privacy = None if head.dp is None else make_privacy(head.dp)
         self.policy.check_privacy(privacy)
         summary, columns = self.own.tell(self.policy, head.encoder, privacy)
-        told = {**summary, "words": len(self.data.words), "columns": [one.name for one in columns]}
+        told = {**summary, "words": len(self.own.words), "columns": [one.name for one in columns]}
         if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
         body = msgspec.json.encode(columns) if columns else b""
