@@ -55,7 +55,7 @@ from atoll.deploy.site import Site, first_model, form_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
 from atoll.engines.codec import decode, encode, load_checkpoint
-from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
+from atoll.engines.fleet import NEVER, Fleet, Packet
 from atoll.engines.prepare import prepared
 from atoll.experiment.build import build_method
 from atoll.experiment.card import (
@@ -89,6 +89,7 @@ ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # by a site
 SENT = (ABOUT, "deployed.safetensors")  # by the server
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
 HASH = hashes.SHA256()
+Claimed = TypeVar("Claimed")
 PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
 
 
@@ -135,9 +136,6 @@ class Claim(msgspec.Struct, frozen=True):
     client_metric: str = "accuracy"
     client_scores: Annotated[list[float], msgspec.Meta(max_length=1)] = []
     threshold: Chosen | None = None
-
-
-Claimed = TypeVar("Claimed")
 
 
 def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manifest:
@@ -244,12 +242,11 @@ def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[st
         audit.note("delivered", site=site, bytes=len(packets[site].body))
     for site, why in failures.items():
         audit.note("not delivered", site=site, kind=why.kind, reason=why.reason)
-    return {site: _reason(why) for site, why in failures.items()}
-
-
-def _reason(why: Failure) -> str:
-    older = "'deliver' is nothing that a site does"
-    return "its Atoll is older and takes no model" if older in why.reason else why.reason
+    older, instead = (
+        "'deliver' is nothing that a site does",
+        "its Atoll is older and takes no model",
+    )
+    return {s: instead if older in why.reason else why.reason for s, why in failures.items()}
 
 
 def _file(data: bytes) -> File:
@@ -296,9 +293,9 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
     if (folder / MANIFEST).exists():
         try:
             there = verify_model(folder, site.kit)
-        except Foreign:
-            raise
-        except WireError:
+        except WireError as error:
+            if isinstance(error, Foreign):
+                raise
             site.audit.note("replaced", run=head.run, reason="its delivered model was damaged")
         else:
             if msgspec.structs.replace(there, atoll=manifest.atoll) == manifest:
@@ -322,8 +319,8 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
             _add_card(site, manifest, part, place, notes)
-    known = {"bytes": size, "manifest": _digest(head), **notes}
-    site.audit.note("delivered", run=head.run, **known, **site.cost())
+    notes |= {"bytes": size, "manifest": _digest(head), **site.cost()}
+    site.audit.note("delivered", run=head.run, **notes)
 
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:
@@ -333,9 +330,8 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
     config = ordered(manifest.config)
     for seed, picked in manifest.rounds.items():
         if not 0 <= picked < (config.rounds or 0):
-            raise WireError(
-                f"the model of run '{manifest.run}' is of round {picked + 1}, not of its rounds"
-            )
+            what = f"the model of run '{manifest.run}' is of round {picked + 1}"
+            raise WireError(f"{what}, not of its rounds")
         begun = Begun(audit, f"{manifest.run}-{seed}")
         if not begun.configs:
             raise Refusal(f"run '{manifest.run}' was not begun here")
@@ -409,9 +405,9 @@ def _check_form(site: Site, part: Part) -> None:
 def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> None:
     """Add the tensors that only this site has, if predicting needs them."""
     seed, data, method = part.seed, part.data, part.method
+    counts = manifest.states.get(seed, NEVER)
     if not reads_states(method):
         return
-    counts = manifest.states.get(seed, NEVER)
     if counts == NEVER:
         raise WireError("this site has no private state of the selected round")
     state, _ = States(site.folder / "runs" / f"{manifest.run}-{seed}").load(counts)
@@ -471,16 +467,16 @@ def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
         found = claim.threshold and Threshold(config.threshold, claim.threshold.value, positive)
         return {"threshold": found.plain()} if found else {}
     evaluator, model = Evaluator(part.method, with_bins=True), read_model(folder)
-    batching = batching_of(config.batch_size or 0)
-    (graph,) = prepared([part.data.graph], dict(part.method.views), batching=batching)
+    views, batching = dict(part.method.views), batching_of(config.batch_size or 0)
+    (graph,) = prepared([part.data.graph], views, batching=batching)
     try:
         with torch.no_grad():
             scores, _ = evaluator.score(graph, *model.of_client(0), make_key(0))
         bins = toward(scores, positive).bins
     except Exception:  # tensors of the server's choice; whether they fail must not show
         return {}
-    rule, val = parse_rule(config.threshold), ROLES.index("val")
-    chosen = None if bins is None else choose(rule, bins[val].numpy(), positive)
+    counts = None if bins is None else bins[ROLES.index("val")].numpy()
+    chosen = None if counts is None else choose(parse_rule(config.threshold), counts, positive)
     return {"threshold": chosen.plain()} if chosen else {}
 
 
