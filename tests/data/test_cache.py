@@ -191,3 +191,44 @@ def test_no_file_for_sites_names_the_cache():
     read = {path.name: path.read_text() for path in files}
     assert len(read) > 10
     assert not [name for name, text in read.items() if "data.cache" in text or "Problem" in text]
+
+
+@pytest.mark.parametrize("place", ["folder", "shelf", "entry"])
+def test_an_entry_that_another_user_could_have_written_is_not_read(cache, place, monkeypatch):
+    key = key_of("a")
+    cache.write("text", key, write_text("hello"))
+    path = one_entry(cache)
+    path = {"folder": cache.folder, "shelf": path.parent, "entry": path}[place]
+    mode = path.stat().st_mode
+    for writable in (0o020, 0o002):
+        path.chmod(mode | writable)
+        assert cache.read("text", key, Path.read_text) is None
+    path.chmod(mode)
+    assert cache.read("text", key, Path.read_text) == "hello"
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    assert cache.read("text", key, Path.read_text) is None
+
+
+def test_clearing_leaves_folders_and_links_that_only_look_like_entries(cache, tmp_path):
+    cache.write("text", key_of("a"), write_text("hello"))
+    path = one_entry(cache)
+    (tmp_path / "mine").write_text("mine")
+    folder, link = (path.with_name(f"{path.name[:-8]}{n:08}") for n in (1, 2))
+    folder.mkdir()
+    link.symlink_to(tmp_path / "mine")
+    notes = path.parent / ".new-notes" / "diary.txt"
+    own, left = (path.parent / f".new-abcdefg{n}" / "x" for n in range(2))
+    for file in (notes, own, left):
+        file.parent.mkdir()
+        file.write_text("mine")
+        (file.parent / "entry.atoll").write_text("half")
+        os.utime(file.parent, (1, 1))
+    left.unlink()
+    os.utime(left.parent, (1, 1))
+    cache.clear()
+    assert not path.exists()
+    assert folder.is_dir()
+    assert link.is_symlink()
+    assert notes.exists()
+    assert own.exists()
+    assert not left.parent.exists()

@@ -30,8 +30,9 @@ def make_site(folder, policy=None):
     return Site(read_site_data(file), policy or Policy(), folder / "site")
 
 
-def begin(site, dp=DP, rounds=9, run="r-0", **more):
-    config = config_text(make_config(method="fedavg", rounds=rounds, dp=dp, set={"hidden": 5}))
+def begin(site, dp=DP, rounds=9, run="r-0", seeds=1, **more):
+    given = {"method": "fedavg", "rounds": rounds, "dp": dp, "seeds": seeds}
+    config = config_text(make_config(**given, set={"hidden": 5}))
     return site.answer(Packet({"do": "begin", "run": run, "config": config, **more}, b""))
 
 

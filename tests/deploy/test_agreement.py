@@ -140,7 +140,8 @@ def test_rare_values_stay_at_their_site(make_room, tmp_path) -> None:
     room.run(room.order("fedavg", rounds=1, set=SMALL), room.fleet(sites=sites))
     x = sites["h1"].data.graph.x
     assert x.shape[1] == 4
-    assert x[:, 3].sum() == 6  # x is one of the others, and no site was told its name
+    # x is one of the others, and no site was told its name. So is f, which only h0 told.
+    assert x[:, 3].sum() == 12
     assert not any("x" in one.values for site in sites.values() for one in site.data.told)
 
 
@@ -250,3 +251,109 @@ def test_a_private_run_tries_no_encoder_of_the_server_on_its_rows(tmp_path) -> N
     answer = site.answer(Packet(begin, b"")).head
     assert answer["failure"] == "refused"
     assert "a private run tells no statistics of rows" in answer["reason"]
+
+
+RARE = '[columns.sex]\nkind = "category"\nother = "other"\n'
+
+
+def test_a_rare_value_that_a_server_guesses_gets_no_column(tmp_path) -> None:
+    """Else its row of the weights would be trained, which tells that the value occurs."""
+    path = hospital(tmp_path / "h", 1, RARE)
+    site = Site(read_site_data(path, rare=7), Policy(rare_categories=7), tmp_path / "site")
+    guesses = ["f", "m", "x", "y"]  # of which only m is in 7 rows or more
+    assert begun(site, [{"name": "age"}, {"name": "sex", "values": guesses}]).head == {}
+    x = site.data.graph.x
+    assert x[:, 1:].sum(0).tolist() == [0, 12, 0, 0, 12]
+    kept = read_site_data(path, rare=100)
+    assert kept.told[1].values == ()
+
+
+def test_a_run_that_hello_would_refuse_does_not_begin(tmp_path) -> None:
+    path = hospital(tmp_path / "h", 1, RARE)
+    site = Site(read_site_data(path, rare=7), Policy(rare_categories=7), tmp_path / "site")
+    for mode in ("local", "federated", None):
+        config = config_text(make_config(method="fedavg", rounds=1, encoder=mode))
+        answer = site.answer(Packet({"do": "begin", "run": "r", "config": config}, b"")).head
+        assert "rare_categories = 7" in answer["reason"]
+    assert site.job is None
+
+
+AGREED = [
+    {"name": "age", "centre": 50.0, "spread": 10.0},
+    {"name": "sex", "values": ["f", "m", "x"]},
+]
+
+
+def test_a_run_has_one_encoder_and_a_refused_begin_changes_nothing(tmp_path) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    assert begun(site, AGREED).head == {}
+    job, x, folders = site.job, site.data.graph.x.clone(), set((tmp_path / "site/runs").iterdir())
+    other = [{**AGREED[0], "centre": 1.0}, AGREED[1]]
+    for encoder in (other, []):
+        assert "with another encoder of its tables" in begun(site, encoder).head["reason"]
+    config = config_text(make_config(method="fedavg", rounds=2))
+    for run, reason in (("r", "with another configuration"), ("s", "")):
+        head = {"do": "begin", "run": run, "config": config, "encoder": other}
+        head |= {} if reason else {"config": config.replace("fedavg", "fedavgg")}
+        answer = site.answer(Packet(head, b"")).head
+        assert reason in answer["reason"]
+        assert site.job is job
+    assert torch.equal(site.data.graph.x, x)
+    assert set((tmp_path / "site/runs").iterdir()) == folders
+
+
+def test_a_run_does_not_train_on_the_encoding_of_another(tmp_path) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    assert begun(site, AGREED).head == {}
+    head = {"do": "begin", "run": "local", "config": 'method = "fedavg"\nrounds = 1\n'}
+    assert site.answer(Packet(head, b"")).head == {}
+    assert torch.equal(site.job.graph.x, site.own.graph.x)
+
+
+def test_a_run_that_an_earlier_version_began_continues_with_its_encoder(tmp_path) -> None:
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    site.audit.note("begin", run="r", config='method = "fedavg"\nrounds = 1\n')
+    assert begun(site, AGREED).head == {}
+    assert "with another encoder" in begun(site, []).head["reason"]
+
+
+def lying(room, path: Path, head: dict[str, object], column: dict[str, object], liars=("h1",)):
+    """The sentence of a run in which some sites tell other values of their data and columns."""
+
+    def lie(site: str, question: Packet, answer: Packet) -> Packet:
+        if site not in liars or question.head["do"] != "hello":
+            return answer
+        told = [{**one, **column} for one in json.loads(answer.body)]
+        return Packet({**answer.head, **head}, json.dumps(told).encode())
+
+    fleet = room.fleet(lie, sites=two(room, path))
+    with pytest.raises(SitesFailed) as error:
+        room.run(room.order("fedavg", rounds=1), fleet)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        ({"rows": 5, "mean": 1e200}, "the statistics of column 'age' are too large"),
+        ({"rows": 3, "rest": -1e308}, "the statistics of column 'age' are too large"),
+        ({"rows": 3, "squares": 1e308}, "the statistics of column 'age' are too large"),
+        ({"rows": 5, "form": ""}, "the form of column 'age' is not complete"),
+        ({"rows": 5, "form": "number, x"}, "the form of column 'age' is not complete"),
+        ({"rows": 25}, "a column has 25 rows, but there are 24 nodes"),
+        ({"rows": 2**63}, "rows, but there are 24 nodes"),
+    ],
+)
+def test_a_site_whose_statistics_are_not_plausible_is_named(make_room, tmp_path, column, problem):
+    said = lying(make_room(small_federation()), tmp_path, {}, column)
+    assert said.startswith("h1: its summary of the data cannot be used: ")
+    assert problem in said
+
+
+@pytest.mark.parametrize("classes", [0, 1, 10**6])
+def test_sites_that_all_tell_an_absurd_number_of_classes_get_a_sentence(
+    make_room, tmp_path, classes: int
+) -> None:
+    head = {"classes": classes}
+    said = lying(make_room(small_federation()), tmp_path, head, {}, ("h0", "h1"))
+    assert "cannot be used: Expected `int`" in said

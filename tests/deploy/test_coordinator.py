@@ -17,7 +17,7 @@ from atoll.core.errors import AtollError, DataError
 from atoll.core.method import declared_step
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
-from atoll.deploy.coordinator import Diverged, Order, TooFew, outcome
+from atoll.deploy.coordinator import Diverged, Order, TooFew, outcome, read_federated_result
 from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import Site
@@ -604,3 +604,19 @@ def test_a_run_continues_without_a_site_from_where_it_is(make_room):
     saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
     for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("roster.json", text) for text in (b"{", b"[]", b"{}", b'{"other": 3}')),
+        *(("result.json", text) for text in (b"{", b"[]", b"{}", b'{"seconds": 3}')),
+    ],
+)
+def test_a_damaged_file_of_the_server_is_named_in_one_sentence(make_room, name, content):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=1, set={"hidden": 4})
+    room.run(order)
+    (room.folder / "server" / name).write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        read_federated_result(order, room.folder / "server")

@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 import atoll
 from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.graph import with_views
+from atoll.core.random import make_key
 from atoll.core.tree import leaves
 from atoll.deploy import delivery
 from atoll.deploy.audit import check_audit
@@ -93,6 +94,11 @@ class Trial:
 
     def model(self, site: str = "site-1", run: str = "run") -> Path:
         return self.sites[site].folder / "runs" / run / "model"
+
+    def anew(self, packet: Packet, site: str = "site-1") -> dict[str, object]:
+        """The answer to a packet at a site whose owner deleted the model."""
+        shutil.rmtree(self.model(site), ignore_errors=True)
+        return self.sites[site].answer(packet).head
 
     def refused(self, packet: Packet, site: str = "site-1") -> str:
         """Why a site refuses a packet, which leaves nothing behind."""
@@ -405,6 +411,7 @@ def test_a_crash_leaves_a_whole_model_or_none(trial, monkeypatch):
     assert trial.run() == {}
     good = (trial.model() / "manifest.json").read_text()
     packet = resigned(trial.packets["site-1"], trial.kits / "server", atoll="9")
+    (trial.model() / "seed-0" / "deployed.safetensors").write_bytes(b"damaged")
     real = delivery.write_atomically
 
     def cut(path, data):
@@ -469,6 +476,11 @@ def test_one_delivery_at_a_time(trial, monkeypatch):
 
 def test_a_model_beyond_the_disk_of_the_policy_is_refused(trial):
     trial.run()
+    file = trial.model() / "seed-0" / "deployed.safetensors"
+    file.write_bytes(b"damaged")  # it is replaced, for which both need room
+    kept = sum(path.stat().st_size for path in trial.model().parents[2].rglob("*.*"))
+    trial.sites["site-1"].policy = Policy(kept_bytes=kept)
+    assert "bytes" in trial.sites["site-1"].answer(trial.packets["site-1"]).head["reason"]
     for limit, why in ((Policy(kept_bytes=1), "keeps 1 bytes"), (Policy(runs=1), "keeps 1 runs")):
         trial.sites["site-1"].policy = limit
         (trial.sites["site-1"].folder / "runs" / "other-0").mkdir(exist_ok=True)
@@ -508,7 +520,7 @@ def test_words_of_a_server_add_no_section_no_html_and_no_class_to_the_card(trial
     lie = "x\n\n## Privacy\n\n<script> ![](http://evil/x.png) `<b>`"
     names = ["=cmd|' /C calc'!A0", "b", "c"]
     packet = forged(trial, trial.packets["site-1"], method=lie, data=lie, class_names=names)
-    assert trial.sites["site-1"].answer(packet).head == {}
+    assert trial.anew(packet) == {}
     card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
     assert card.count("\n## Privacy\n") == 1
     assert not [part for part in ("<", " ![", "=cmd") if part in card]
@@ -533,8 +545,7 @@ def test_a_server_writes_no_fact_that_the_site_knows(trial):
     assert {"privacy", "wire", "federated", "measured", "bound", "site"} <= known
     for lie in lies:
         everything = dict.fromkeys(known - CHECKED - CLAIMED, lie)
-        answer = trial.sites["site-1"].answer(forged(trial, packet, **everything))
-        assert answer.head == {}
+        assert trial.anew(forged(trial, packet, **everything)) == {}
         assert {name: (folder / name).read_text() for name in names} == honest
         assert read_model(folder).about == tomllib.loads(honest["own.toml"])
 
@@ -547,7 +558,7 @@ def test_the_privacy_of_the_card_is_that_of_the_sites_own_account(trial):
     lie = {"differential": True, "unit": "node", "says": "epsilon 0.001", "adjacency": "none",
            "sampling": "none", "scores": "told", "epsilon_server": 0.001}  # fmt: skip
     for facts in ({}, {"privacy": lie}, {"client_scores": [0.99], "threshold": {"value": 0.5}}):
-        assert trial.sites["site-1"].answer(forged(trial, packet, **facts)).head == {}
+        assert trial.anew(forged(trial, packet, **facts)) == {}
         card, about = (folder / "MODEL_CARD.md").read_text(), read_model(folder).about
         assert f"Epsilon {spent:.3g} against the server and the other sites" in card
         counted = "(clip 1, noise 0.5, 4 updates in all seeds; epsilon"
@@ -608,9 +619,7 @@ def test_scores_and_thresholds_that_nobody_asked_for_are_left_out(trial):
         "threshold": {"value": 0.5, "rule": "x", "positive": 7},
     }
     for facts in (lies, {"client_scores": [7.0]}, {"client_metric": "auc"}):
-        assert (
-            trial.sites["site-1"].answer(forged(trial, trial.packets["site-1"], **facts)).head == {}
-        )
+        assert trial.anew(forged(trial, trial.packets["site-1"], **facts)) == {}
         about = read_model(trial.model() / "seed-0").about
         assert about.get("client_scores", []) == []
         assert "threshold" not in about
@@ -650,6 +659,129 @@ def test_tensors_that_do_not_fit_are_refused_or_noted(trial):
         forged(trial, packet, {"seed-0/deployed.safetensors": b"nonsense"})
     ).head  # fmt: skip
     other = {"seed-0/deployed.safetensors": encode([torch.zeros(3)])}
-    assert trial.sites["site-1"].answer(forged(trial, packet, other)).head == {}
+    assert trial.anew(forged(trial, packet, other)) == {}
     noted = trial.sites["site-1"].audit.events(event="delivered")[-1]["incomplete"]
     assert noted == "the tensors of the model of seed 0 do not fit its method"
+
+
+def test_a_whole_model_stays_whatever_the_server_sends_later(trial):
+    assert trial.run("fedper") == {}
+    before = {path: path.read_bytes() for path in trial.model().rglob("*") if path.is_file()}
+    packet = trial.packets["site-1"]
+    later = resigned(packet, trial.kits / "server", states={"0": -2})  # would lose the private part
+    answer = trial.sites["site-1"].answer(later).head
+    assert answer["failure"] == "refused"
+    assert "its owner can delete the folder runs/run/model" in answer["reason"]
+    upgraded = resigned(packet, trial.kits / "server", atoll="9.9.9")
+    assert trial.sites["site-1"].answer(upgraded).head == {}
+    assert {p: p.read_bytes() for p in trial.model().rglob("*") if p.is_file()} == before
+    assert trial.anew(later) == {}
+
+
+def test_the_threshold_is_of_the_delivered_tensors(made, tmp_path, monkeypatch):
+    """A site that scored other tensors last, or missed the last round, would have another one."""
+    monkeypatch.setattr("tests.deploy.test_delivery.small_federation", two_classes)
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    trial = Trial(tmp_path / "kits")
+    assert trial.run(dp="clip=1,noise=1", threshold="max_f1") == {}
+    honest = (trial.model() / "seed-0" / "own.toml").read_text()
+    assert tomllib.loads(honest)["threshold"]
+    chosen = trial.sites["site-1"].folder / "runs" / "run-0" / "threshold.toml"
+    assert tomllib.loads(chosen.read_text()) == tomllib.loads(honest)["threshold"]
+    chosen.write_text('rule = "max_f1"\nvalue = 0.001\npositive = 1\n')
+    assert trial.anew(trial.packets["site-1"]) == {}
+    assert (trial.model() / "seed-0" / "own.toml").read_text() == honest
+
+
+E1 = [{"name": "age", "centre": 50.0, "spread": 10.0}, {"name": "sex", "values": ["f", "m", "x"]}]
+
+
+def test_a_model_comes_with_the_encoder_that_its_run_began_with(trial, tmp_path):
+    def site() -> Site:
+        return Site(read_site_data(tmp_path / "h"), ALL, trial.kits / "site-1" / "atoll")
+
+    hospital(tmp_path / "h", 1)
+    text = config_text(make_config(method="fedavg", rounds=1, set=SMALL))
+    first = site()
+    head = {"do": "begin", "run": "r-0", "config": text}
+    assert first.answer(Packet({**head, "encoder": E1}, b"")).head == {}
+    data = first.data
+    about = {"round": 0, "features": data.graph.num_features, "classes": data.classes}
+    about |= {"clients": 1, "task": "node", "one_per_client": False, "private_parts": False}
+    net = build_method(make_config(set=SMALL), data.graph.num_features, data.classes).net
+    files = {"seed-0/model.toml": tomli_w.dumps(about).encode()}
+    files["seed-0/deployed.safetensors"] = encode(net.init(make_key(0)))
+    listed = {name: delivery._file(content) for name, content in files.items()}
+    manifest = delivery.Manifest(run="r", site="site-1", config=text, rounds={0: 0},
+                                 states={0: -2}, files=listed, atoll="1")  # fmt: skip
+    sealed = Signer(trial.kits / "server").sealed(manifest)
+    head = {"do": "deliver", "run": "r", **msgspec.to_builtins(sealed)}
+    first.close()
+    for change in (lambda site: None, lambda site: site.answer(
+            Packet({"do": "begin", "run": "other-0", "config": text}, b""))):  # fmt: skip
+        shutil.rmtree(trial.model(run="r"), ignore_errors=True)
+        later = site()  # a fresh process
+        change(later)
+        assert later.answer(Packet(head, b"".join(files.values()))).head == {}
+        later.close()
+        kept = json.loads((trial.model(run="r") / "seed-0" / "encoder.json").read_text())
+        assert [one["centre"] for one in kept["features"]] == [50.0, 0.0]
+    shutil.rmtree(trial.model(run="r"))
+    (trial.kits / "site-1/atoll/runs/r-0/encoder.json").write_text("[]")
+    answer = site().answer(Packet(head, b"".join(files.values()))).head
+    assert answer["reason"] == "the encoder of run 'r-0' is not whole in its runs/r-0"
+
+
+def update(site: Site, run: str, **options) -> None:
+    """Have a site train once in a run."""
+    config = make_config(method="fedavg", rounds=2, set=SMALL, **options)
+    head = {"do": "begin", "run": run, "config": config_text(config)}
+    assert site.answer(Packet(head, b"")).head == {}
+    net = build_method(config, site.data.graph.num_features, site.data.classes).net
+    head = {"do": "step", "run": run, "owner": "method", "step": "train", "flags": {}, "round": 0,
+            "attempt": "a", "state": -2, "key": 7}  # fmt: skip
+    assert site.answer(Packet(head, encode(net.init(make_key(0))))).head == {}
+
+
+@pytest.mark.parametrize("other", [{}, {"dp": "clip=1,noise=1,randomness=seed"}])
+def test_the_card_names_updates_that_left_without_privacy(trial, other):
+    assert trial.run(dp="clip=1,noise=0.5") == {}
+    card = trial.model() / "seed-0" / "MODEL_CARD.md"
+    assert "epsilon is infinite" not in card.read_text()
+    update(trial.sites["site-1"], "clear-0", **other)
+    assert trial.anew(trial.packets["site-1"]) == {}
+    because = "epsilon is infinite, because other updates left without privacy, in all runs"
+    assert because in card.read_text()
+
+
+def test_no_server_loosens_the_delta_of_the_card_and_of_the_log(trial):
+    """At delta 0.9999999 any update has epsilon 0."""
+    assert trial.run(dp="clip=1,noise=1,delta=0.9999999") == {}
+    card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    noted = [e for e in trial.sites["site-1"].audit.events(event="sent") if "release" in e]
+    assert {event["delta"] for event in noted} == {1e-5}
+    assert f"Epsilon {noted[-1]['epsilon']:.3g} against the server and the other sites" in card
+    assert "at delta 1e-05" in card
+    assert "0.9999" not in card
+    assert trial.run(run="strict", dp="clip=1,noise=1,delta=1e-6") == {}
+    card = (trial.model(run="strict") / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "at delta 1e-06" in card
+
+
+def test_words_of_a_configuration_are_checked_and_bring_no_link_into_the_card(trial):
+    words = r"\[click](http://evil.example) https://evil.example www.evil.example a@evil.example"
+    assert trial.run(data=words) == {}
+    card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "evil" not in card
+    assert card.startswith(f"# Model card: fedavg on {trial.sites['site-1'].own.name}\n")
+    server = (trial.folder() / "model" / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "evil" in server  # its own word, which is no link either
+    assert not [part for part in ("://", "www.", "@evil", r"\[") if part in
+                server.replace(r"\\\[", "")]  # fmt: skip
+    for given in ({"evaluate": "words"}, {"metric": "words"}, {"protocol": "words"},
+                  {"compat": ("words",)}, {"encoder": "words"}):  # fmt: skip
+        config = config_text(make_config(method="fedavg", rounds=2, **given))
+        answer = trial.sites["site-1"].answer(
+            Packet({"do": "begin", "run": "other-0", "config": config}, b"")
+        )
+        assert "unknown" in answer.head["reason"], given

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from atoll.core.errors import ConfigError
-from atoll.core.tree import tree_map
+from atoll.core.tree import leaves, tree_map
 from atoll.deploy.policy import SEEDS, Policy, Refusal, read_policy
 from atoll.deploy.site import Site
 from atoll.engines.fleet import Packet, SitesFailed
-from atoll.experiment.build import build_method
-from atoll.experiment.config import config_text, make_config
+from atoll.experiment.build import build_method, parameter_shapes
+from atoll.experiment.config import config_text, make_config, parse_config
 from atoll.methods import METHODS, FedAvg
 from atoll.testing import small_federation
 from tests.deploy.private_site import (
@@ -93,7 +93,10 @@ def test_an_owner_can_demand_privacy(policy, dp, reason, make_room):
         ({"hidden": 3 * 10**8}, "allows width up to 10000, but hidden is 300000000"),
         ({"layers": 3 * 10**6}, "allows layers up to 100, but layers is 3000000"),
         ({"net": "sgc", "hops": 10**9}, "allows width up to 10000, but hops is 1000000000"),
-        ({"hidden": 10_000, "layers": 100}, "allows 100000000 parameters, but the network has"),
+        (
+            {"hidden": 10_000, "layers": 100},
+            "allows 100000000 parameters, but the method's networks have",
+        ),
         ({"hidden": 10**12, "layers": 10**12}, "its policy allows"),
     ],
 )
@@ -120,6 +123,25 @@ def test_the_numbers_of_every_part_count(method, settings, problem):
         Policy(epochs=4).check_size(built)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {"hidden": 2000}),
+        ("fedsage+", {"narrow": 100, "wide": 100, "latent": 100}),
+        ("moon", {"head": 2000}),
+        ("fedtad", {"base": "moon", "base.head": 2000}),
+        ("fedath", {"hidden": 1200}),
+        ("adafgl", {"hidden": 1000}),
+    ],
+)
+def test_the_parameters_of_every_network_count(method, settings):
+    built = build_method(make_config(method=method, set=settings), 3, 2)
+    known = sum(leaf.numel() for leaf in leaves(parameter_shapes(built.net)))
+    assert (known < 10_000) == (method != "fedavg")
+    with pytest.raises(Refusal, match="allows 10000 parameters, but the method's networks have"):
+        Policy(parameters=10_000, width=10**6).check_size(built)
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_default_policy_allows_every_method_with_its_own_numbers(name):
     Policy().check_size(build_method(make_config(method=name), 3, 2))
@@ -142,8 +164,9 @@ def test_questions_and_seconds_of_a_round_are_counted_over_restarts(tmp_path):
         assert answer.head["reason"] == "over its limit: its policy allows questions = 3"
     assert ask(again, message, round=1).head == {}
     again.close()
-    slow = Site(site.data, Policy(round_seconds=1e-6), site.folder)
+    slow = Site(site.data, Policy(), site.folder)
     begin(slow, dp=None)
+    slow.policy = Policy(round_seconds=1e-6)
     answer = ask(slow, message, round=1)
     assert answer.head["reason"] == "over its limit: its policy allows round_seconds = 1e-06"
 
@@ -168,13 +191,13 @@ def test_a_message_beyond_the_policy_is_refused_before_it_is_decoded(tmp_path):
 def test_a_server_fills_no_disk_with_runs(tmp_path):
     site = make_site(tmp_path, Policy(runs=2))
     for run in ("a-0", "a-1", "b-0", "a-2"):  # seeds of one run count once
-        assert begin(site, run=run).head == {}
+        assert begin(site, run=run, seeds=3).head == {}
     for _ in range(2):
         refused = begin(site, run="c-0").head
         assert refused["failure"] == "refused"
         assert "its policy keeps 2 runs, and there are as many" in refused["reason"]
     assert sorted(path.name for path in site.folder.glob("runs/*")) == ["a-0", "a-1", "a-2", "b-0"]
-    assert begin(site, run="b-0").head == {}  # it continues
+    assert begin(site, run="b-0", seeds=3).head == {}  # it continues
     shutil.rmtree(site.folder / "runs" / "b-0")
     assert begin(site, run="c-0").head == {}
 
@@ -183,8 +206,11 @@ def test_a_server_fills_no_disk_with_seeds_of_a_run(tmp_path):
     site = make_site(tmp_path, Policy(runs=1))
     for seed in range(SEEDS):
         (site.folder / "runs" / f"a-{seed}").mkdir(parents=True)
-    assert begin(site, run="a-7").head == {}
-    assert "its policy keeps 1 runs" in begin(site, run=f"a-{SEEDS}").head["reason"]
+    more = {"seeds": SEEDS + 1}
+    assert begin(site, run="a-7", **more).head == {}
+    assert "its policy keeps 1 runs" in begin(site, run=f"a-{SEEDS}", **more).head["reason"]
+    for seed in ("1000", "00", "07", "9" * 90):
+        assert "none of its configuration's" in begin(site, run=f"a-{seed}", **more).head["reason"]
 
 
 def test_a_server_fills_no_disk_with_bytes(tmp_path):
@@ -193,3 +219,52 @@ def test_a_server_fills_no_disk_with_bytes(tmp_path):
     (site.folder / "runs" / "a-0" / "state_1.atoll").write_bytes(bytes(20_000))
     assert "keeps 20000 bytes, and they are used up" in begin(site, run="b-0").head["reason"]
     assert not (site.folder / "runs" / "b-0").exists()
+
+
+def test_the_bytes_of_all_seeds_of_a_run_count(tmp_path):
+    site = make_site(tmp_path, Policy(run_bytes=2_500))
+    found = []
+    for seed in range(4):
+        assert begin(site, dp=None, run=f"a-{seed}", seeds=4).head == {}
+        found.append(ask(site, model_for(site), run=f"a-{seed}"))
+    assert sum(len(answer.body) for answer in found) <= 2_500
+    assert "failure" not in found[0].head
+    assert "2500 bytes in a run" in found[-1].head["reason"]
+
+
+def test_the_file_of_scores_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.deploy.site.SCORES", 1_000)
+    site = make_site(tmp_path)
+    begin(site)
+    for _ in range(30):
+        assert ask(site, model_for(site), owner="evaluator", step="score").head == {}
+    assert (site.folder / "runs" / "r-0" / "scores.csv").stat().st_size < 1_200
+
+
+def test_packets_that_are_no_steps_use_up_seconds(tmp_path):
+    site = make_site(tmp_path, Policy(round_seconds=0.5))
+    packet = {"do": "begin", "run": "r-0", "config": "method = 3", "round": 9}
+    for head in ({**packet, "do": "hello"}, {**packet, "do": "deliver"}, packet):
+        assert "failure" in site.answer(Packet(head, b"")).head
+    assert {event["round"] for event in site.audit.events(run="r-0")} == {-1}
+    assert begin(site, dp=None).head == {}
+    assert site.audit.events(event="begin")[0]["round"] == -1
+    site.audit.note("begin", run="r-0", round=-1, seconds=0.5)
+    for head in ({**packet, "do": "hello"}, {**packet, "do": "deliver"}, packet):
+        assert "allows round_seconds = 0.5" in site.answer(Packet(head, b"")).head["reason"]
+    assert begin(site, dp=None, run="other-0").head == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["runs = " + "9" * 5000, "x = " + "[" * 3000, "a." * 3000 + "b = 1"]
+)
+def test_text_that_fails_the_reader_is_refused_in_one_sentence(tmp_path, text):
+    (path := tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"cannot be read|unknown key"):
+        read_policy(path)
+    site = make_site(tmp_path)
+    packet = {"do": "begin", "run": "r-0", "config": text}
+    reason = site.answer(Packet(packet, b"")).head["reason"]
+    assert "is not valid TOML" in reason or "unknown option" in reason
+    with pytest.raises(ConfigError, match=r"is not valid TOML|unknown key"):
+        parse_config(text, "it")

@@ -16,13 +16,15 @@ from atoll.core.errors import AtollError, ConfigError, DataError, WireError
 from atoll.core.method import Step, declared_step, declared_steps
 from atoll.core.random import make_key
 from atoll.core.tree import Empty, leaves, tree_map
+from atoll.deploy.account import Account
 from atoll.deploy.audit import Audit, check_audit
 from atoll.deploy.coordinator import Order, order_text, read_order
 from atoll.deploy.disclosure import disclosure
 from atoll.deploy.heads import Question
 from atoll.deploy.policy import Policy
-from atoll.deploy.site import Account, Job, Site, States, owners
+from atoll.deploy.site import Job, Site, owners
 from atoll.deploy.site_data import read_site_data, write_clients
+from atoll.deploy.states import States
 from atoll.engines.codec import decode, encode, save_checkpoint
 from atoll.engines.fleet import Packet
 from atoll.engines.prepare import prepared

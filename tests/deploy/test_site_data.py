@@ -16,6 +16,9 @@ def test_a_site_that_lacks_a_class_numbers_the_others_as_all_do(tmp_path, tables
     assert set(part.graph.y.tolist()) == {0, 2}
     with pytest.raises(ConfigError, match="class 'z', which --classes does not name"):
         read_site_data(tmp_path / "b", classes=["x", "y"])
+    for names in (["x", "z", "x"], ["x", "z", ""]):
+        with pytest.raises(ConfigError, match="has an empty name or one twice"):
+            read_site_data(tmp_path / "b", classes=names)
 
 
 def test_a_file_that_is_no_clients_data_is_refused(tmp_path):

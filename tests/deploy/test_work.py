@@ -26,7 +26,7 @@ def test_a_job_that_is_stopped_in_each_step_uses_up_its_questions(tmp_path):
     assert "its policy allows questions = 2" in ask(site, model_for(site)).head["reason"]
     assert ask(site, model_for(site), round=1).head == {}
     begin(site, dp=None)  # the step before has ended
-    assert site.job.work.questions == {0: 3, 1: 1}
+    assert +site.job.work.questions == {0: 3, 1: 1}
 
 
 @pytest.mark.parametrize(("age", "counted"), [(5.0, 5.0), (100.0, 60.0), (-50.0, 0.0)])

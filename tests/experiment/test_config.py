@@ -106,6 +106,7 @@ def test_any_configuration_survives_its_file(config: RunConfig) -> None:
         ({"rounds": -3}, "rounds is -3; give a whole number of at least 1"),
         ({"epochs": 0}, "epochs is 0; give a whole number of at least 1"),
         ({"seeds": 0}, "seeds is 0; give a whole number of at least 1"),
+        ({"seeds": 2**31}, "seeds is 2147483648; give a number below 2147483648"),
         ({"seed": -1}, "seed is -1; give a whole number from 0 to 2147483647"),
         ({"seed": 2**31}, f"seed is {2**31}; give a whole number from 0 to 2147483647"),
         ({"fraction": 0.0}, "fraction is 0.0; give a number above 0 and up to 1"),

@@ -103,11 +103,31 @@ def test_directions_and_parallel_edges_are_those_of_the_loader(tmp_path, directe
         (NODES.replace("id", "name"), "lacks the columns id"),
         (NODES.replace("c,3", "d,3"), "edges.csv names 'c', which is not in .*nodes.csv"),
         (NODES.partition("\n")[0], "nodes.csv has no rows"),
+        (NODES.replace("b,-2", ",-2"), "nodes.csv has a row without an id"),
+        (NODES.replace("-2", "1e39"), "nodes.csv has a number that is too large, in row 3"),
+        (NODES.replace("ok", "age"), "nodes.csv has several columns 'age'"),
+        (NODES.replace("b,-2", "b,-2,5"), "nodes.csv has 6 values in row 3, not 5"),
+        (NODES.replace("b,-2", "b"), "nodes.csv has 4 values in row 3, not 5"),
+        (NODES.replace("home", "h" * 200_000), "nodes.csv cannot be read as CSV: field larger"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path, nodes, sentence):
     _, known = about(tmp_path)
     folder(tmp_path / "new", nodes, EDGES)
+    with pytest.raises(ValueError, match=sentence):
+        read_graph(tmp_path / "new/nodes.csv", tmp_path / "new/edges.csv", known)
+
+
+@pytest.mark.parametrize(
+    ("edges", "sentence"),
+    [
+        (EDGES.replace("target", "b"), "edges.csv lacks a column for the target of an edge"),
+        (EDGES.replace("a,b,2", "a,b,1e39"), "the weight of an edge is too large"),
+    ],
+)
+def test_edges_that_do_not_fit_are_refused(tmp_path, edges, sentence):
+    _, known = about(tmp_path)
+    folder(tmp_path / "new", NODES, edges)
     with pytest.raises(ValueError, match=sentence):
         read_graph(tmp_path / "new/nodes.csv", tmp_path / "new/edges.csv", known)
 
@@ -154,9 +174,10 @@ def test_the_program_prints_one_sentence(tmp_path):
     (tmp_path / "model.py").write_text(Path(exported.__file__).read_text())
     folder(tmp_path / "new", NODES + "b,1,shop,true,x\n", EDGES)
     files = [str(tmp_path / "new" / name) for name in ("nodes.csv", "edges.csv")]
-    command = [sys.executable, str(tmp_path / "model.py"), *files]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert found.returncode == 1
-    assert found.stderr.startswith("error: ")
-    assert found.stderr.count("\n") == 1
-    assert found.stdout == ""
+    for given in (files, []):
+        command = [sys.executable, str(tmp_path / "model.py"), *given]
+        found = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert found.returncode == 1
+        assert found.stderr.startswith("error: ")
+        assert found.stderr.count("\n") == 1
+        assert found.stdout == ""

@@ -21,7 +21,7 @@ from atoll.core.tree import leaves, named_leaves
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.base import ENGINES
 from atoll.experiment.config import make_config, read_config
-from atoll.experiment.folder import check_folder
+from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.history import History
 from atoll.experiment.observers import Observer
 from atoll.experiment.run import RunPlan, Stopped
@@ -259,6 +259,18 @@ def test_of_two_runs_into_one_folder_one_gets_it_and_loses_nothing(
     assert "config.toml" in seen[0]
     assert "result.json" in contents(out)
     assert atoll.read_result(out).config.method == "fedavg"
+
+
+def test_one_run_gets_a_folder_also_on_a_disk_without_hard_links(tmp_path, monkeypatch) -> None:
+    def no_links(*names: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_links)
+    RunFolder(tmp_path).claim(make_config(method="fedavg"))
+    before = (tmp_path / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunFolder(tmp_path).claim(make_config(method="fedprox"))
+    assert (tmp_path / "config.toml").read_bytes() == before
 
 
 def test_a_refused_run_leaves_the_folder_to_another_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import re
-import shutil
+import stat
 import tempfile
 import time
 import zlib
@@ -38,6 +38,7 @@ LIMIT = 2 << 30  # bytes of all entries; the least recently used go first
 MOST = 4  # one entry takes at most the limit divided by this
 FORMAT = 1
 ENTRY = re.compile(r"([0-9a-f]{2})/[a-z]+-\1[0-9a-f]{62}-[0-9a-f]{8}")
+LEFT = re.compile(r"\.new-[a-z0-9_]{8}")  # the folder of an entry under way
 HELPERS = (
     *("numpy", "scipy", "scikit-learn", "scikit-network", "networkx", "python-louvain"),
     *("pymetis", "pyarrow", "torch", "torch_geometric", "ogb"),
@@ -68,6 +69,9 @@ class Cache:
     def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
         """The content of an entry; None if there is none, or none that is whole."""
         for path in self._shelf(key).glob(f"{kind}-{key}-*"):
+            if not all(map(_is_own, (self.folder, path.parent, path))):
+                log.info("cache entry %s is not read: another user could have written it", path)
+                continue
             try:
                 if _checksum(path) != path.name.rpartition("-")[2]:
                     raise DataError("its bytes have changed")
@@ -90,8 +94,8 @@ class Cache:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.folder, shelf := self._shelf(key)):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            if self.folder.stat().st_uid != os.getuid():
-                raise PermissionError(f"{self.folder} belongs to another user")
+            if not (_is_own(self.folder) and _is_own(shelf)):
+                raise PermissionError(f"{self.folder} belongs to another user, or others may write")
             with tempfile.TemporaryDirectory(prefix=".new-", dir=shelf) as work:
                 new = Path(work) / "entry.atoll"
                 write(new)
@@ -110,8 +114,9 @@ class Cache:
             if not ENTRY.fullmatch(f"{path.parent.name}/{path.name}"):
                 continue  # a file of another program
             with suppress(OSError):  # another process made room
-                known = path.stat()
-                found.append((known.st_mtime, known.st_size, path))
+                known = path.lstat()
+                if stat.S_ISREG(known.st_mode):
+                    found.append((known.st_mtime, known.st_size, path))
         return sorted(found)
 
     def clear(self) -> None:
@@ -160,15 +165,29 @@ class Cache:
 
     def _clear_left_over(self) -> None:
         for left in self.folder.glob("??/.new-*"):
-            with suppress(OSError):
-                if time.time() - left.stat().st_mtime > STALE:
-                    shutil.rmtree(left)
+            if not LEFT.fullmatch(left.name):
+                continue
+            with suppress(OSError):  # it is a file, or holds others
+                if time.time() - left.lstat().st_mtime > STALE and not left.is_symlink():
+                    for file in (*left.glob("entry.atoll"), *left.glob(".entry.atoll.*")):
+                        file.unlink()
+                    left.rmdir()
 
 
 def key_of(*parts: object) -> str:
     """The key of an entry that these parts decide, besides code and packages."""
     text = json.dumps([FORMAT, __version__, _code(), _versions(), *parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a folder or a regular file is this user's, and no other user may write to it."""
+    try:
+        known = path.lstat()
+    except OSError:
+        return False
+    kind = stat.S_ISREG(known.st_mode) or stat.S_ISDIR(known.st_mode)
+    return kind and known.st_uid == os.getuid() and not known.st_mode & 0o022
 
 
 def _checksum(path: Path) -> str:

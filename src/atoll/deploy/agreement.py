@@ -24,7 +24,7 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The `SiteData.summary` that a site sends when it joins."""
 
     features: Size
-    classes: Size
+    classes: Annotated[int, msgspec.Meta(ge=2, le=10_000)]  # a score has a count for each pair
     task: Annotated[str, msgspec.Meta(max_length=100)]
     counts: tuple[Size, Size, Size]
     nodes: Size
@@ -34,6 +34,16 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         if max(self.counts) > self.nodes:
             raise ValueError(f"counts are {self.counts}, but there are {self.nodes} nodes")
+
+
+def read_told(body: bytes, site: SiteSummary) -> list[Told]:
+    """A site's statistics of its columns, of no more rows than it has nodes."""
+    told = msgspec.json.decode(body or b"[]", type=list[Told])
+    for one in told:
+        if one.rows > site.nodes:
+            sizes = f"{one.rows} rows, but there are {site.nodes} nodes"
+            raise msgspec.ValidationError(f"a column has {sizes}")
+    return told
 
 
 def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) -> list[Agreed]:
@@ -58,7 +68,13 @@ def encoded(site: SiteSummary, told: list[Told], encoder: list[Agreed]) -> SiteS
 
 def read_summaries(path: Path) -> dict[str, SiteSummary]:
     """The summaries of all sites, as a run keeps them."""
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"'{path}' cannot be read ({error}); restore it from a backup") from error
+    if not found:
+        raise DataError(f"'{path}' names no site; restore it from a backup")
+    return found
 
 
 def check_alike(sites: Mapping[str, SiteSummary]) -> None:

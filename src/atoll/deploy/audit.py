@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import DataError
+from atoll.core.errors import ConfigError, DataError
 
+RESTORE = "restore it from a backup"
 Json = dict[str, Any]  # a JSON object, from a file or a packet; its readers check it
 
 
@@ -74,11 +75,19 @@ class Audit:
             events = [json.loads(line) for line in lines]
         except (ValueError, RecursionError) as error:
             raise DataError(f"audit log {self.path} cannot be read: {error}") from error
+        for number, event in enumerate(events, start=1):
+            if not (isinstance(event, dict) and isinstance(event.get("event"), str)):
+                raise DataError(f"audit log {self.path}, line {number} is no event; {RESTORE}")
         return [event for event in events if values.items() <= event.items()]
 
-    def total(self, number: str, **values: object) -> int:
-        """The sum of a number over the events with the given values."""
-        return sum(event[number] for event in self.events(**values))
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Name the log in the error of a reader whose values are missing or of other types."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, ConfigError) as error:
+            why = f"has a value that cannot be read ({type(error).__name__})"
+            raise DataError(f"audit log {self.path} {why}; {RESTORE}") from error
 
 
 def check_audit(path: Path) -> int:

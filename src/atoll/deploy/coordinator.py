@@ -27,6 +27,7 @@ from atoll.core.errors import (
     AtollError,
     ClientLost,
     ConfigError,
+    DataError,
     ServerDiverged,
     WireError,
 )
@@ -35,7 +36,7 @@ from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.losses import parse_class_weights
 from atoll.core.method import Method
 from atoll.core.task import task_named
-from atoll.data.own.agree import MODES, Told
+from atoll.data.own.agree import MODES
 from atoll.deploy.activity import ServerRun
 from atoll.deploy.agreement import (
     ENCODER,
@@ -45,6 +46,7 @@ from atoll.deploy.agreement import (
     encoded,
     encoder_of,
     read_summaries,
+    read_told,
 )
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.heads import check_name
@@ -58,7 +60,7 @@ from atoll.engines.plausible import UPDATE_LIMIT
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
-from atoll.experiment.folder import RunFolder
+from atoll.experiment.folder import RunFolder, read_json
 from atoll.experiment.hardware import tuned_process
 from atoll.experiment.history import (
     History,
@@ -220,7 +222,10 @@ def read_federated_result(order: Order, folder: Path) -> Result:
     for seed in settled.config.all_seeds:
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
         seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), settled.method))
-    setup = json.loads((folder / "result.json").read_text())["seconds"]["setup"]
+    try:
+        setup = float(read_json(folder / "result.json")["seconds"]["setup"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"'{folder / 'result.json'}' was changed; restore it") from error
     return settled.result(seeds, setup, folder)
 
 
@@ -247,8 +252,9 @@ def agree(
     for site, packet in replies.items():
         versions[site] = str(packet.head.pop("atoll", "older"))[:40]
         try:
-            told[site] = msgspec.json.decode(packet.body or b"[]", type=list[Told])
-            joined[site] = msgspec.convert(packet.head, SiteSummary)
+            summary = msgspec.convert(packet.head, SiteSummary)
+            told[site] = read_told(packet.body, summary)
+            joined[site] = summary
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             reason = remote.one_line(f"its summary of the data cannot be used: {error}")
             failures[site] = remote.Failure(remote.BAD, reason)
@@ -280,6 +286,8 @@ def agree(
 
 
 def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
+    if lacking := [name for name in order.sites if name not in sites]:
+        raise DataError(f"{ROSTER} of the run lacks site {lacking[0]}; restore it from a backup")
     every = [sites[name] for name in order.sites]
     counts, nodes = tuple(site.counts for site in every), tuple(site.nodes for site in every)
     shape = (every[0].features, every[0].classes, task_named(every[0].task))

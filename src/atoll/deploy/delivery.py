@@ -16,14 +16,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import tomli_w
+import torch
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -33,20 +35,28 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from atoll import __version__
+from atoll.core.batching import batching_of
 from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.files import replacing, write_atomically
 from atoll.core.method import Method
+from atoll.core.random import make_key
+from atoll.core.task import ROLES
 from atoll.data.own.agree import MODES
+from atoll.deploy.account import Account
 from atoll.deploy.audit import Audit, Json
+from atoll.deploy.begun import Begun, ordered
 from atoll.deploy.coordinator import Order
 from atoll.deploy.heads import Delivery, Sealed, read_head
 from atoll.deploy.kits import about_kit, state_folder
 from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Refusal
-from atoll.deploy.site import Account, Site, States, first_model, form_of
+from atoll.deploy.site import Site, first_model, form_of
+from atoll.deploy.site_data import SiteData
+from atoll.deploy.states import States
 from atoll.engines.codec import decode, encode, load_checkpoint
-from atoll.engines.fleet import NEVER, Failure, Fleet, Packet
+from atoll.engines.fleet import NEVER, Fleet, Packet
+from atoll.engines.prepare import prepared
 from atoll.experiment.build import build_method
 from atoll.experiment.card import (
     ABOUT,
@@ -57,9 +67,10 @@ from atoll.experiment.card import (
     sent_for_scoring,
     write_card,
 )
-from atoll.experiment.config import RunConfig, make_config, parse_config
+from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.history import bins_metric, positive_of, select_rule
+from atoll.experiment.metrics import Evaluator, toward
 from atoll.experiment.model import (
     described,
     encode_private,
@@ -69,7 +80,7 @@ from atoll.experiment.model import (
 )
 from atoll.experiment.privacy import keeps_scores, site_report, with_privacy
 from atoll.experiment.protocols import protocol
-from atoll.experiment.threshold import THRESHOLD, Threshold
+from atoll.experiment.threshold import Threshold, choose, parse_rule
 
 MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
@@ -78,11 +89,12 @@ ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # by a site
 SENT = (ABOUT, "deployed.safetensors")  # by the server
 PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
 HASH = hashes.SHA256()
+Claimed = TypeVar("Claimed")
 PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
 
 
-class Damaged(WireError):
-    """A file of a delivered model is missing, or is not the one that the server signed."""
+class Foreign(WireError):
+    """A file in the folder of a delivered model that neither the server nor the site wrote."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -230,12 +242,11 @@ def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[st
         audit.note("delivered", site=site, bytes=len(packets[site].body))
     for site, why in failures.items():
         audit.note("not delivered", site=site, kind=why.kind, reason=why.reason)
-    return {site: _reason(why) for site, why in failures.items()}
-
-
-def _reason(why: Failure) -> str:
-    older = "'deliver' is nothing that a site does"
-    return "its Atoll is older and takes no model" if older in why.reason else why.reason
+    older, instead = (
+        "'deliver' is nothing that a site does",
+        "its Atoll is older and takes no model",
+    )
+    return {s: instead if older in why.reason else why.reason for s, why in failures.items()}
 
 
 def _file(data: bytes) -> File:
@@ -267,57 +278,64 @@ def receive(site: Site, packet: Packet) -> Packet:
         raise WireError(f"the model is of run '{manifest.run}' for {manifest.site}, not for here")
     _check_begun(site.audit, manifest)
     files = _cut(packet.body, manifest)
-    _check_facts(site, manifest, files)
-    _check_form(site, manifest, files)
+    parts = [Part.of(site, manifest, seed, files) for seed in manifest.rounds]
+    for part in parts:
+        _check_facts(part, manifest)
+        _check_form(site, part)
     folder = site.folder / "runs" / run / "model"
-    site.policy.check_disk(site.folder, run, 0 if folder.exists() else len(packet.body))
     with FolderLock(folder.parent, "another job delivers the model of this run to the site"):
-        _keep(site, head, manifest, files, folder)
+        _keep(site, head, manifest, parts, folder)
     return Packet({}, b"")
 
 
-def _keep(
-    site: Site, head: Delivery, manifest: Manifest, files: dict[str, bytes], folder: Path
-) -> None:
-    """Write a model to its folder, unless it is there and whole."""
-    if (folder / MANIFEST).exists() and (folder / MANIFEST).read_text() == head.manifest:
+def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], folder: Path) -> None:
+    """Write a model to its folder; a whole one stays there until its owner deletes it."""
+    if (folder / MANIFEST).exists():
         try:
-            verify_model(folder, site.kit)
-            return
-        except Damaged:
+            there = verify_model(folder, site.kit)
+        except WireError as error:
+            if isinstance(error, Foreign):
+                raise
             site.audit.note("replaced", run=head.run, reason="its delivered model was damaged")
+        else:
+            if msgspec.structs.replace(there, atoll=manifest.atoll) == manifest:
+                site.audit.note("kept", run=head.run, **site.cost())
+                return
+            hint = f"its owner can delete the folder runs/{head.run}/model"
+            raise Refusal(f"another model of run '{head.run}' is at the site already; {hint}")
+    size = sum(len(data) for part in parts for data in part.files.values())
+    site.policy.check_disk(site.folder, head.run, size)  # the old one stays until the new is whole
     texts, notes = (head.manifest, head.signature, head.certificate), dict[str, Any]()
     seal = dict(zip(SEAL, map(str.encode, texts), strict=True))
     with replacing(folder) as new:
-        for name, data in {**files, **seal}.items():
+        for name, data in seal.items():
             write_atomically(new / name, data)
-        for seed in manifest.rounds:
+        for part in parts:
+            place = new / f"seed-{part.seed}"
+            for name, data in part.files.items():
+                write_atomically(place / name, data)
             try:
-                _add_own_part(site, manifest, seed, new / f"seed-{seed}")
+                _add_own_part(site, manifest, part, place)
             except WireError as error:  # the rest of the model is useful without it
                 notes["incomplete"] = str(error)
-            claim = _claim(files, seed)
-            _add_card(site, manifest, seed, new / f"seed-{seed}", claim, notes)
-    size = sum(map(len, files.values()))
-    site.audit.note("delivered", run=head.run, bytes=size, manifest=_digest(head), **notes)
+            _add_card(site, manifest, part, place, notes)
+    notes |= {"bytes": size, "manifest": _digest(head), **site.cost()}
+    site.audit.note("delivered", run=head.run, **notes)
 
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:
     """Refuse the model of a run that this site did not take part in."""
     if not manifest.rounds:
         raise WireError(f"the model of run '{manifest.run}' has no seed")
-    wanted = parse_config(manifest.config, "the configuration")
+    config = ordered(manifest.config)
     for seed, picked in manifest.rounds.items():
-        if not 0 <= picked < wanted.get("rounds", 0):
-            raise WireError(
-                f"the model of run '{manifest.run}' is of round {picked + 1}, not of its rounds"
-            )
-        events = audit.events(event="begin", run=f"{manifest.run}-{seed}")
-        begun = [event["config"] for event in events if "config" in event]  # the first one has it
-        if not begun:
+        if not 0 <= picked < (config.rounds or 0):
+            what = f"the model of run '{manifest.run}' is of round {picked + 1}"
+            raise WireError(f"{what}, not of its rounds")
+        begun = Begun(audit, f"{manifest.run}-{seed}")
+        if not begun.configs:
             raise Refusal(f"run '{manifest.run}' was not begun here")
-        if any(parse_config(text, "the configuration") != wanted for text in begun):
-            raise Refusal(f"run '{manifest.run}' was begun here with another configuration")
+        begun.check(config)
 
 
 def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
@@ -334,63 +352,62 @@ def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
     return files
 
 
-def _check_facts(site: Site, manifest: Manifest, files: dict[str, bytes]) -> None:
+class Part(NamedTuple):
+    """The model of one seed, with the configuration and the data that the seed began with here."""
+
+    seed: int
+    files: dict[str, bytes]  # as sent, by name
+    config: RunConfig
+    method: Method  # without added privacy
+    data: SiteData
+
+    @staticmethod
+    def of(site: Site, manifest: Manifest, seed: int, files: dict[str, bytes]) -> Part:
+        data, config = site.data_of(f"{manifest.run}-{seed}"), ordered(manifest.config)
+        sizes = data.graph.num_features, data.classes, data.graph.task.name
+        own = {name: files[f"seed-{seed}/{name}"] for name in SENT}
+        return Part(seed, own, config, build_method(config, *sizes), data)
+
+    def claim(self, kind: type[Claimed]) -> Claimed:
+        """The content of the delivered model.toml, which no reader at a site gets to see."""
+        try:
+            return msgspec.convert(tomllib.loads(self.files[ABOUT].decode()), kind)
+        except Exception as error:  # the server's text may fail the reader in any way
+            raise WireError(f"{ABOUT} of the model of seed {self.seed} cannot be read") from error
+
+
+def _check_facts(part: Part, manifest: Manifest) -> None:
     """Refuse a model whose sizes are not those of this site: readers allocate memory by them."""
-    data = site.data
+    data, about = part.data, part.claim(dict)
     own: Json = {"features": data.graph.num_features, "classes": data.classes, "clients": 1}
     own |= {"task": data.graph.task.name, "one_per_client": False, "private_parts": False}
-    for seed in manifest.rounds:
-        about = _said(files, seed)
-        for name, value in {**own, "round": manifest.rounds[seed]}.items():
-            if type(about.get(name)) is not type(value) or about[name] != value:
-                raise WireError(f"'{name}' of the model of seed {seed} does not fit this site")
+    for name, value in {**own, "round": manifest.rounds[part.seed]}.items():
+        if type(about.get(name)) is not type(value) or about[name] != value:
+            raise WireError(f"'{name}' of the model of seed {part.seed} does not fit this site")
 
 
-def _said(files: dict[str, bytes], seed: int) -> Json:
-    """The content of a delivered model.toml, which no reader at a site gets to see."""
-    try:
-        return tomllib.loads(files[f"seed-{seed}/{ABOUT}"].decode())
-    except Exception as error:  # the server's text may fail the reader in any way
-        raise WireError(f"{ABOUT} of the model of seed {seed} cannot be read") from error
-
-
-def _claim(files: dict[str, bytes], seed: int) -> Claim:
-    try:
-        return msgspec.convert(_said(files, seed), Claim)
-    except Exception as error:  # any number, of any size
-        raise WireError(f"{ABOUT} of the model of seed {seed} cannot be read") from error
-
-
-def _check_form(site: Site, manifest: Manifest, files: dict[str, bytes]) -> None:
+def _check_form(site: Site, part: Part) -> None:
     """Refuse what are no tensors; in a private run also those of another form than the model's.
 
     Whether tensors of the server's choice fit the graph would tell its size.
     """
-    config, method = _built(site, manifest)
-    private = config.dp is not None
+    private = part.config.dp is not None
     site.private = site.private or private
-    form = first_model(with_privacy(method, config.dp), site.data) if private else None
-    for seed in manifest.rounds:
-        content = files[f"seed-{seed}/{SENT[1]}"]
-        tree = decode(content, limit=site.policy.model_bytes, finite=False)
-        if private and form_of(tree) != form:
-            raise WireError(f"the model of seed {seed} is not of its method's shapes and types")
+    tree = decode(part.files[SENT[1]], limit=site.policy.model_bytes, finite=False)
+    if private:
+        form = first_model(with_privacy(part.method, part.config.dp), part.data)
+        if form_of(tree) != form:
+            raise WireError(
+                f"the model of seed {part.seed} is not of its method's shapes and types"
+            )
 
 
-def _built(site: Site, manifest: Manifest) -> tuple[RunConfig, Method]:
-    """The configuration that the run began with here, and its method without added privacy."""
-    given = parse_config(manifest.config, "the configuration")
-    data, config = site.data, make_config(**{**given, "objects": ("data",)})
-    task = data.graph.task.name
-    return config, build_method(config, data.graph.num_features, data.classes, task)
-
-
-def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> None:
+def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> None:
     """Add the tensors that only this site has, if predicting needs them."""
-    data, (_, method) = site.data, _built(site, manifest)
+    seed, data, method = part.seed, part.data, part.method
+    counts = manifest.states.get(seed, NEVER)
     if not reads_states(method):
         return
-    counts = manifest.states.get(seed, NEVER)
     if counts == NEVER:
         raise WireError("this site has no private state of the selected round")
     state, _ = States(site.folder / "runs" / f"{manifest.run}-{seed}").load(counts)
@@ -403,23 +420,23 @@ def _add_own_part(site: Site, manifest: Manifest, seed: int, folder: Path) -> No
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
-def _add_card(
-    site: Site, manifest: Manifest, seed: int, folder: Path, claim: Claim, notes: Json
-) -> None:
+def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: Json) -> None:
     """Write all facts of the model, as this site knows them, and the model's card."""
-    data, (config, method) = site.data, _built(site, manifest)
+    data, config, method, claim = part.data, part.config, part.method, part.claim(Claim)
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
-    agreed = tables is not None and config.dp is None and config.encoder in (None, MODES[0])
+    agreed = data is not site.own and config.dp is None
     bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
-    spent = site_report(config.dp, account.noises(manifest.run), account.precision())
+    total = math.inf if account.clear else account.precision()
+    spent = site_report(config.dp, account.noises(manifest.run), total, site.policy.delta)
     facts: Json = {
         "site": True,
         "federated": True,
-        "round": manifest.rounds[seed],
+        "round": manifest.rounds[part.seed],
         "clients": 1,
         "one_per_client": False,
         "private_parts": False,
         **described(config, method, own),
+        "data": data.name,  # the server's word for them may be any
         "encoder": tables is not None,
         "measured": MODES[0] if agreed else "",
         "class_names": list(data.class_names),
@@ -431,7 +448,7 @@ def _add_card(
         "privacy": privacy_facts(spent),
         **notes,
     }
-    facts |= _threshold(site, manifest, seed, config, claim)
+    facts |= _threshold(part, claim, folder)
     if not keeps_scores(config.dp) and claim.client_metric in (facts["metric"], "accuracy"):
         scores = [one for one in claim.client_scores if 0 <= one <= 1]  # never NaN
         facts |= {"client_metric": claim.client_metric, "client_scores": scores}
@@ -441,19 +458,26 @@ def _add_card(
     write_card(folder)
 
 
-def _threshold(site: Site, manifest: Manifest, seed: int, config: RunConfig, claim: Claim) -> Json:
-    """This site's own threshold if its scores stayed here, else the server's number."""
+def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
+    """This site's own threshold of these tensors if its scores stay here, else the server's."""
+    config, positive = part.config, positive_of(part.config, replace(part.data, name="its data"))
     if config.threshold is None:
         return {}
-    if keeps_scores(config.dp):
-        chosen = site.folder / "runs" / f"{manifest.run}-{seed}" / THRESHOLD
-        known = chosen.exists()
-        return {"threshold": tomllib.loads(chosen.read_text(encoding="utf-8"))} if known else {}
-    if claim.threshold is None:
+    if not keeps_scores(config.dp):
+        found = claim.threshold and Threshold(config.threshold, claim.threshold.value, positive)
+        return {"threshold": found.plain()} if found else {}
+    evaluator, model = Evaluator(part.method, with_bins=True), read_model(folder)
+    views, batching = dict(part.method.views), batching_of(config.batch_size or 0)
+    (graph,) = prepared([part.data.graph], views, batching=batching)
+    try:
+        with torch.no_grad():
+            scores, _ = evaluator.score(graph, *model.of_client(0), make_key(0))
+        bins = toward(scores, positive).bins
+    except Exception:  # tensors of the server's choice; whether they fail must not show
         return {}
-    positive = positive_of(config, replace(site.data, name="its data"))
-    found = Threshold(config.threshold, claim.threshold.value, positive)
-    return {"threshold": found.plain()}
+    counts = None if bins is None else bins[ROLES.index("val")].numpy()
+    chosen = None if counts is None else choose(parse_rule(config.threshold), counts, positive)
+    return {"threshold": chosen.plain()} if chosen else {}
 
 
 def verify_model(folder: Path, kit: Path) -> Manifest:
@@ -467,10 +491,10 @@ def verify_model(folder: Path, kit: Path) -> Manifest:
     for name, file in manifest.files.items():
         path = folder / name
         if not path.is_file() or _file(path.read_bytes()) != file:
-            raise Damaged(f"file '{name}' of '{folder}' is missing, or was changed")
+            raise WireError(f"file '{name}' of '{folder}' is missing, or was changed")
     known = {*SEAL, *manifest.files}
     known |= {f"seed-{seed}/{name}" for seed in manifest.rounds for name in ADDED}
     for path in folder.rglob("*"):
         if path.is_file() and str(path.relative_to(folder)) not in known:
-            raise WireError(f"'{path}' was not delivered; remove it from the model's folder")
+            raise Foreign(f"'{path}' was not delivered; remove it from the model's folder")
     return manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import tomllib
@@ -9,12 +10,14 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from atoll.core.errors import AtollError, ConfigError, WireError, unknown
-from atoll.core.method import Method, Step
+from atoll.core.method import Method, Net, Step
 from atoll.core.tree import leaves
+from atoll.engines.fleet import owners_of
 from atoll.experiment.build import parameter_shapes
 from atoll.experiment.privacy import PrivacyConfig, epsilon, need_accountant
 from atoll.methods import METHODS
@@ -83,10 +86,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if name not in FREE and value > getattr(self, key):
                 most = f"{key} up to {getattr(self, key)}"
                 raise Refusal(f"its policy allows {most}, but {name} is {value}")
-        count = sum(leaf.numel() for leaf in leaves(parameter_shapes(method.net)))
+        count = sum(
+            leaf.numel() for net in networks(method) for leaf in leaves(parameter_shapes(net))
+        )
         if count > self.parameters:
             most = f"{self.parameters} parameters"
-            raise Refusal(f"its policy allows {most}, but the network has {count}")
+            raise Refusal(f"its policy allows {most}, but the method's networks have {count}")
 
     def check_work(self, questions: int, seconds: float) -> None:
         """Refuse another step of a round; both numbers count what came before it."""
@@ -168,10 +173,30 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy allows {most}, and they are used up")
 
 
+def networks(method: Method) -> list[Net]:
+    """Every network of a method, also those that it makes, and those of its plugs' methods."""
+    found: list[Any] = []
+    for part in owners_of(method).values():
+        made = inspect.getmembers_static(type(part), lambda value: isinstance(value, property))
+        names = dict.fromkeys([*vars(part), *(name for name, _ in made)])
+        for value in (getattr(part, name) for name in names):
+            init = getattr(value, "init", None)
+            if callable(init) and "key" in inspect.signature(init).parameters:
+                found += [] if value in found else [value]
+    inner = [getattr(net, "net", None) for net in found]  # which the others contain
+    return [net for net in found if net not in inner]
+
+
 def all_seeds(run: str) -> str:
     """The run without the number of its seed: `RUN-SEED` is the name of one seed."""
-    name, dash, seed = run.rpartition("-")
-    return name if dash and seed.isdigit() else run
+    seed = seed_of(run)
+    return run[: -len(seed) - 1] if seed else run
+
+
+def seed_of(run: str) -> str:
+    """The number of the seed in the name of a run; "" if there is none."""
+    name, _, seed = run.rpartition("-")
+    return seed if name and seed.isdigit() else ""
 
 
 def _whole_numbers(part: object) -> Iterator[tuple[str, int]]:
@@ -202,10 +227,10 @@ def read_policy(path: Path | None) -> Policy:
         policy: Policy = msgspec.convert(raw, Policy)
     except FileNotFoundError:
         raise ConfigError(f"policy {path} does not exist; give a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"policy {path} cannot be read: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"policy {path} cannot be used: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"policy {path} cannot be read: {error}") from error
     if isinstance(policy.disclose, str) and policy.disclose != DECLARED:
         raise ConfigError(f'policy {path}: disclose takes a list of step.field, or "{DECLARED}"')
     above = ("noise", "epsilon", *SIZES, *WORK, "rare_categories")

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import time
-import tomllib
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from atoll.core.batching import batching_of
 from atoll.core.dp import Noised
 from atoll.core.errors import AtollError, ConfigError, WireError
 from atoll.core.federation import Federation
-from atoll.core.files import clear_left_over
+from atoll.core.files import clear_left_over, write_atomically
 from atoll.core.losses import with_loss
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
@@ -39,21 +38,24 @@ from atoll.core.tree import (
     structure,
     tree_map,
 )
-from atoll.data.own.agree import MODES
+from atoll.data.own.agree import MODES, Agreed
+from atoll.deploy.account import Account
+from atoll.deploy.agreement import ENCODER
 from atoll.deploy.audit import Audit, Json
+from atoll.deploy.begun import Begun, digest_of, ordered
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
-from atoll.deploy.policy import Policy, Refusal, all_seeds
+from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
-from atoll.deploy.work import SENT, Work
+from atoll.deploy.states import States
+from atoll.deploy.work import BEFORE, OTHERS, SENT, Work
 from atoll.engines.clients import Simulation
-from atoll.engines.codec import decode, encode, load_checkpoint, save_checkpoint
+from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
     DIVERGED,
     LOST,
-    NEVER,
     PROTOCOL,
     REFUSED,
     Packet,
@@ -62,7 +64,7 @@ from atoll.engines.fleet import (
 from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, make_config
+from atoll.experiment.config import RunConfig, check_choices
 from atoll.experiment.history import positive_of
 from atoll.experiment.metrics import Evaluator, from_confusion, toward
 from atoll.experiment.privacy import (
@@ -72,11 +74,11 @@ from atoll.experiment.privacy import (
     release,
     with_privacy,
 )
+from atoll.experiment.protocols import protocol
 from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
-STATE = "atoll private state"
-KEPT = 2  # private states before the one that counts, should a server have to go back
+SCORES = 16 << 20  # bytes after which the file of scores grows no more; 10,000 rounds need 3 MB
 LINE = 400  # most characters of a reason in a reply or in the log
 Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 
@@ -110,8 +112,9 @@ class Site:
         kit: Path | None = None,  # by default the folder that contains the other
     ) -> None:
         self.kit = folder.parent if kit is None else kit
-        self.own = data  # as the owner's files give them; `data` may have the encoder of all sites
-        self.data, self.policy, self.folder = data, policy, folder
+        self.own, self.policy, self.folder = data, policy, folder
+        # Those of the present job, which may have an encoder of all sites (`begun.digest_of`).
+        self.data, self.encoder = data, ""
         self.device = torch.device(device)  # for steps; no packet has a say in it
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
@@ -119,6 +122,7 @@ class Site:
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None
+        self.began = time.monotonic()  # of the present answer
         # Whether the kind of an error may not be told, since it may depend on the owner's data.
         self.private = policy.noise is not None or policy.epsilon is not None
         self.lock: FolderLock | None = None
@@ -129,9 +133,12 @@ class Site:
         known["deliver"] = self._deliver
         known["ping"] = lambda packet: Packet({}, b"")
         what, more, began = packet.head.get("do"), {}, time.monotonic()
+        self.began = began
         try:
             if not isinstance(what, str) or what not in known:
                 raise WireError(f"'{short(what)}' is nothing that a site does")
+            if what in OTHERS:
+                self._check_work(packet)
             return known[what](packet)
         except tuple(FAILURES) as error:
             kind = next(FAILURES[known] for known in FAILURES if isinstance(error, known))
@@ -151,8 +158,19 @@ class Site:
         """Note a failure and reply with it; the log holds a packet's values in short form only."""
         reason = str(short(reason, LINE))
         step = {k: short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
+        if isinstance(what := packet.head.get("do"), str) and what in OTHERS:
+            step["round"] = BEFORE
         audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
+
+    def _check_work(self, packet: Packet) -> None:
+        """Refuse a packet that is no step if the run has used up the work before its rounds."""
+        work = Work(self.audit, str(packet.head.get("run")), self.folder, self.policy.seconds)
+        self.policy.check_work(0, work.seconds[BEFORE])
+
+    def cost(self) -> Json:
+        """The work of a packet that is no step, for the audit log."""
+        return {"round": BEFORE, "seconds": round(time.monotonic() - self.began, 3)}
 
     def _hello(self, packet: Packet) -> Packet:
         """Send the summary of the data, if the owner allows the run at all."""
@@ -165,50 +183,77 @@ class Site:
         privacy = None if head.dp is None else make_privacy(head.dp)
         self.policy.check_privacy(privacy)
         summary, columns = self.own.tell(self.policy, head.encoder, privacy)
-        told = {**summary, "words": len(self.data.words), "columns": [one.name for one in columns]}
+        told = {**summary, "words": len(self.own.words), "columns": [one.name for one in columns]}
         if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
         body = msgspec.json.encode(columns) if columns else b""
         self.policy.check_bytes(len(body), 0)
         server = head.atoll or "older"
-        self.audit.note("hello", run=head.run, method=head.method, server=server, told=told)
+        known = {"method": head.method, "server": server, "told": told}
+        self.audit.note("hello", run=head.run, **known, **self.cost())
         return Packet(summary, body)
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
         head = read_head(Begin, packet.head)
-        run, config = head.run, _ordered(head.config)
+        run, config = head.run, ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
+        seed = seed_of(run)
+        if seed and (seed[:-1].startswith("0") or int(seed) not in config.all_seeds):
+            raise WireError(f"run '{run}' is of seed {seed}, which is none of its configuration's")
         self.policy.check_privacy(config.dp)
+        check_choices(config, protocol(config.protocol))  # words that a model's card repeats
         self.private = self.private or config.dp is not None
-        if head.encoder or config.dp is not None:
-            # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
-            mode = MODES[0] if head.encoder else config.encoder or MODES[0]
-            self.own.tell(self.policy, mode, config.dp)
-        if head.encoder:
-            self.data = self.own.with_encoder(head.encoder)
-        graph = self.data.graph
-        method = build_method(config, graph.num_features, self.data.classes, graph.task.name)
+        # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
+        self.own.tell(self.policy, MODES[0] if head.encoder else MODES[1], config.dp)
+        encoder = digest_of(head.encoder)
+        self._check_begin(run, config, head.config, encoder)  # before it costs time or a folder
+        data = self.data if encoder == self.encoder else self._encoded(head.encoder)
+        graph = data.graph
+        method = build_method(config, graph.num_features, data.classes, graph.task.name)
         self.policy.check_size(method)
         method = with_privacy(method, config.dp)
-        self.policy.check_disk(self.folder, run)
-        self._hold(self.folder / "runs" / run)
-        with self.audit.alone():  # no other job begins or spends between the check and the note
-            # One name, one configuration: states and noise of a run are for its method and scale.
-            begun = [
-                e["config"] for e in self.audit.events(event="begin", run=run) if "config" in e
-            ]
-            for text in begun:
-                if _ordered(text) != config:
-                    raise Refusal(f"run '{run}' was begun here with another configuration")
-            if config.dp is not None:
-                # The updates that this site may send, over all seeds, beside those of other runs.
-                sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
-                before = Account(self.audit).precision(but=all_seeds(run))
-                self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
-            self.audit.note("begin", run=run, **({} if begun else {"config": head.config}))
-        self.job = Job(run, method, config, self)
+        content, folder = msgspec.json.encode(head.encoder), self.folder / "runs" / run
+        self.policy.check_disk(self.folder, run, len(content))
+        lock = self._hold(folder)
+        try:
+            job = Job(run, method, config, self, data)
+            if encoder:
+                write_atomically(folder / ENCODER, content, 0o600)
+            with self.audit.alone():  # no other job begins or spends between check and note
+                news = self._check_begin(run, config, head.config, encoder)
+                self.audit.note("begin", run=run, **news, **self.cost())
+        except BaseException:
+            if lock is not self.lock:
+                lock.close()
+            raise
+        if lock is not self.lock:
+            self.close()
+        self.job, self.lock, self.data, self.encoder = job, lock, data, encoder
         return Packet({}, b"")
+
+    def _check_begin(self, run: str, config: RunConfig, text: str, encoder: str) -> Json:
+        """Refuse what the run was not begun with, or may not spend; the values to note."""
+        news = Begun(self.audit, run).news(config, text, encoder)
+        if config.dp is not None:
+            # The updates that this site may send, over all seeds, beside those of other runs.
+            sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
+            before = Account(self.audit).precision(but=all_seeds(run))
+            self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
+        return news
+
+    def _encoded(self, encoder: list[Agreed]) -> SiteData:
+        """The data with the encoder of all sites, or with this site's own."""
+        return self.own.with_encoder(encoder) if encoder else self.own
+
+    def data_of(self, run: str) -> SiteData:
+        """The data as a run has them, by the encoder that it began with."""
+        if self.own.read is None:  # no tables
+            return self.own
+        begun = Begun(self.audit, run)
+        if self.encoder in begun.encoders[:1]:
+            return self.data
+        return self._encoded(begun.encoder(self.folder / "runs" / run))
 
     def _deliver(self, packet: Packet) -> Packet:
         """Keep the model of a finished run."""
@@ -216,11 +261,11 @@ class Site:
 
         return receive(self, packet)
 
-    def _hold(self, folder: Path) -> None:
-        """Keep other jobs out of the run's folder; FLARE may still be winding an old one down."""
-        if self.lock is None or self.lock.folder != folder:
-            self.close()
-            self.lock = FolderLock(folder, "another job of this run is still active at the site")
+    def _hold(self, folder: Path) -> FolderLock:
+        """The lock of a run's folder; FLARE may still be winding an old job down."""
+        if self.lock is not None and self.lock.folder == folder:
+            return self.lock
+        return FolderLock(folder, "another job of this run is still active at the site")
 
     def close(self) -> None:
         """Let other jobs have the run's folder."""
@@ -250,19 +295,21 @@ class Site:
 class Job:
     """One run at one site."""
 
-    def __init__(self, run: str, method: Method, config: RunConfig, site: Site) -> None:
+    def __init__(
+        self, run: str, method: Method, config: RunConfig, site: Site, data: SiteData
+    ) -> None:
         self.run, self.site, self.privacy, self.rounds = run, site, config.dp, config.rounds
         self.owners = owners(method)
-        self.model = None if config.dp is None else first_model(method, site.data)
+        self.model = None if config.dp is None else first_model(method, data)
         batching = batching_of(config.batch_size or 0)
         views = dict(method.views)
-        graph = with_loss(site.data.graph, site.data.classes, config.class_weights, config.loss)
+        graph = with_loss(data.graph, data.classes, config.class_weights, config.loss)
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
-        self.positive = positive_of(config, replace(site.data, name="its data"))
-        # Counted over every process that took part in the run, so that no restart renews it.
-        self.sent = site.audit.total("bytes", event=SENT, run=run)
+        self.positive = positive_of(config, replace(data, name="its data"))
+        # Counted over every process and seed of the run, so that no restart renews it.
+        self.sent = Account(site.audit).sent(run)
         self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
         self.attempt: tuple[int, str] | None = None
         self.state: Tree = None
@@ -314,7 +361,7 @@ class Job:
         with audit.alone():
             if audit.unseen:  # another job at this site has written: its releases count here too
                 self.site.account, audit.unseen = Account(audit), False
-                self.sent = self.site.audit.total("bytes", event=SENT, run=self.run)
+                self.sent = self.site.account.sent(self.run)
             charged = self._charge(noise)
             policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
@@ -378,10 +425,11 @@ class Job:
             after += release(privacy.noise)
         self.site.policy.check_spent(after, "this update")
         account.releases[noise.release] = (self.run, privacy.noise)
-        spent = epsilon(after, privacy.delta)
+        delta = min(privacy.delta, self.site.policy.delta)  # no server loosens the owner's
+        spent = epsilon(after, delta)
         charge = {"release": noise.release, "clip": privacy.clip, "noise": privacy.noise}
         finite = spent if math.isfinite(spent) else None
-        return {**charge, "delta": privacy.delta, "epsilon": finite}
+        return {**charge, "delta": delta, "epsilon": finite}
 
     def _keep(self, scores: Scores, round: int) -> Scores:
         """Write scores down for the owner; the reply in their place is the same for every site."""
@@ -394,7 +442,8 @@ class Job:
             table = csv.writer(file)
             if file.tell() == 0:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
-            for part, right, loss in zip(ROLES, accuracy, scores.loss.tolist(), strict=True):
+            rows = zip(ROLES, accuracy, scores.loss.tolist(), strict=True)
+            for part, right, loss in rows if file.tell() < SCORES else ():
                 table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
         bins = toward(scores, self.positive).bins
         if which == "deployed" and self.rule is not None and bins is not None:
@@ -429,69 +478,3 @@ def first_model(method: Method, data: SiteData) -> Form:
 def form_of(tree: Tree) -> Form:
     """The structure of a tree, and shapes and types of its tensors."""
     return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]
-
-
-def _ordered(text: str) -> RunConfig:
-    """The server's configuration; its data are a name for tables, never a file of this machine."""
-    try:
-        given = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
-    return make_config(**{**given, "objects": ("data",)})
-
-
-class Account:
-    """The releases of a site in all its runs, by its audit log: no restart renews it."""
-
-    def __init__(self, audit: Audit) -> None:
-        self.releases: dict[str, tuple[str, float]] = {
-            event["release"]: (event["run"], event["noise"])
-            for event in audit.events(event=SENT)
-            if "release" in event
-        }
-
-    def noises(self, run: str) -> list[float]:
-        """The noise multiplier of each release of a run, in all its seeds."""
-        return [noise for name, noise in self.releases.values() if all_seeds(name) == run]
-
-    def precision(self, but: str | None = None) -> float:
-        """The sum of 1/z² over all releases, without those of one run if it is given."""
-        every = self.releases.values()
-        return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)
-
-
-class States:
-    """A run's private states by round; the last ones stay, as rounds may be repeated."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def rounds(self) -> list[int]:
-        """Rounds with a state, ascending."""
-        return sorted(int(path.stem[6:]) for path in self.folder.glob("state_*.atoll"))
-
-    def load(self, counts: int) -> tuple[Tree, str]:
-        """State and lineage after the last round up to `counts`; none before the first."""
-        if counts == NEVER:
-            return None, ""
-        if counts not in self.rounds():
-            lost = f"the private state after round {counts} is not in its runs/{self.folder.name}"
-            raise WireError(f"{lost}; this site cannot continue the run")
-        tree = load_checkpoint(self._path(counts))
-        if isinstance(tree, dict) and tree.get("kind") == STATE:
-            return tree["state"], tree["lineage"]
-        # Earlier versions had the lineage in a second file, or none; then states differ by round.
-        path = self._path(counts).with_suffix(".lineage")
-        return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
-
-    def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
-        """Write state and lineage after a round in one step; delete old ones, except `keep`."""
-        save_checkpoint(self._path(round), {"kind": STATE, "lineage": lineage, "state": state})
-        others = [number for number in self.rounds() if number not in (round, counts, keep)]
-        before = [number for number in others if number < round]
-        for number in set(others) - set(before[-KEPT:]):
-            self._path(number).unlink()
-            self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"state_{round}.atoll"

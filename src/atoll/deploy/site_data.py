@@ -156,6 +156,8 @@ def read_site_data(
     labels, count = source.y, source.classes
     names = tuple(map(str, report.classes))
     if classes:
+        if "" in classes or len(set(classes)) < len(classes):
+            raise ConfigError("--classes has an empty name or one twice; name each class once")
         lacking = [name for name in names if name not in classes]
         if lacking:
             raise ConfigError(f"'{path}' has class '{lacking[0]}', which --classes does not name")

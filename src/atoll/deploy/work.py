@@ -1,11 +1,14 @@
 """The work of a run at a site: the questions and seconds of each round, which no restart renews.
 
+The seconds of packets that are no steps (`OTHERS`) count for the round before the first one.
+
 The audit log has every answer. A file in the run's folder names the round of a step under way: a
 server could stop the job in each step, and the log would never have it.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -15,6 +18,9 @@ from atoll.engines.fleet import BAD
 
 SENT = "sent"
 UNDER_WAY = "step_under_way"
+BEFORE = -1  # the round before the first one
+OTHERS = ("hello", "begin", "deliver", "delivered", "kept")
+"""Packets that are no steps, and the events that the audit log has of them."""
 
 
 class Work:
@@ -25,16 +31,19 @@ class Work:
         self.mark = folder / UNDER_WAY
         if self.mark.exists():
             self._note(audit, run, longest)
-        for event in audit.events(run=run):
-            # Any failure has a reason. A private step that diverged has none: it is noted as sent.
-            if (event["event"] == SENT or "reason" in event) and type(event.get("round")) is int:
-                self.questions[event["round"]] += 1
-                self.seconds[event["round"]] += event.get("seconds", 0.0)
+        with audit.readable():
+            for event in audit.events(run=run):
+                # Any failure has a reason. A private step that diverged is noted as sent.
+                asked = event["event"] == SENT or "reason" in event
+                if type(event.get("round")) is int and (asked or event["event"] in OTHERS):
+                    self.questions[event["round"]] += asked
+                    self.seconds[event["round"]] += event.get("seconds", 0.0)
 
     def _note(self, audit: Audit, run: str, longest: float) -> None:
         """Note a step whose process ended in it; how long it took is not known, only a bound."""
-        number, since = self.mark.read_text(), time.time() - self.mark.stat().st_mtime
-        if number.lstrip("-").isdigit():  # a crash may leave an empty file
+        number = self.mark.read_text(encoding="ascii", errors="replace")
+        since = time.time() - self.mark.stat().st_mtime
+        if re.fullmatch("-?[0-9]{1,10}", number):  # a crash may leave an empty file
             seconds = round(min(max(since, 0.0), longest), 3)
             reason = "its process ended in a step"
             audit.note(BAD, reason=reason, seconds=seconds, run=run, round=int(number))

@@ -90,7 +90,7 @@ def write_cards(result: Result, folder: Path) -> None:
         place = folder / "model" / f"seed-{seed.seed}"
         if not (place / ABOUT).exists():
             continue
-        about = tomllib.loads((place / ABOUT).read_text(encoding="utf-8"))
+        about = _toml(place / ABOUT)
         by, here = result.metric, result.seed_metrics(seed.history)
         if np.isnan(result.of_clients(by)[number]).all():  # a server pools the counts of sites
             by = "accuracy"
@@ -139,11 +139,18 @@ def write_card(folder: Path) -> None:
 def read_about(folder: Path) -> dict[str, Any]:
     """The facts of a model: those of own.toml at a site, else those of model.toml."""
     own = folder / OWN
-    mine = tomllib.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
+    mine = _toml(own) if own.exists() else {}
     if "round" in mine:
         return mine
     # In own.toml an earlier version wrote only the names and the fingerprints.
-    return tomllib.loads((folder / ABOUT).read_text(encoding="utf-8")) | mine
+    return _toml(folder / ABOUT) | mine
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:  # any other fault of the text is a ValueError
+        raise ValueError("it is nested too deeply") from error
 
 
 def card_text(about: Mapping[str, Any]) -> str:
@@ -163,7 +170,12 @@ def _plain(value: Any) -> Any:
 def _harmless(text: str) -> str:
     """Markdown without HTML, pictures and links, outside of code."""
     parts = text.split("`")
-    parts[::2] = [part.replace("<", "&lt;").replace("[", "\\[") for part in parts[::2]]
+    for place in range(0, len(parts), 2):
+        part = re.sub(r"\\(?!\|)", r"\\\\", parts[place])  # but for those of `_row`
+        part = part.replace("<", "&lt;").replace("[", "\\[")
+        # Some readers make links of bare addresses.
+        part = re.sub(r"(?i)(:)(?=//)|(www|@)(?=\.|[\w-]+\.[a-z])", r"\g<0> ", part)
+        parts[place] = part
     return "`".join(parts)
 
 
@@ -262,7 +274,10 @@ def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:
             yield KEPT.format(items=f"{about['task']}s")
     else:
         yield found.get("says", EXPOSED)
-    if about.get("wire"):
+    if found.get("differential") and about.get("wire"):
+        # The noised update replaces the fields of the method (`core.dp.Noised`).
+        yield "Sent in each round, for each client: a clipped and noised update, and the weight 1."
+    elif about.get("wire"):
         yield f"Sent in each round, for each client: {about['wire']}."
     if about.get("measured") == "federated":
         yield f"Sent once, for the encoder: {TELLS}."

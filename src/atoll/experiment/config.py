@@ -109,7 +109,7 @@ def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
     """The keys of a configuration as `config_text` writes it, checked."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what} is not valid TOML: {error}; mend it") from error
     for key in raw:
         check_name(f"key in {where or what}", key, RunConfig.__struct_fields__)
@@ -145,6 +145,8 @@ def make_config(**given: Any) -> RunConfig:
     counts = {name: getattr(config, name) for name in ("clients", "rounds", "epochs", "seeds")}
     at_least_1 = "a whole number of at least 1"
     wrong = {name: (count is not None and count < 1, at_least_1) for name, count in counts.items()}
+    if config.seeds >= 2**31:
+        wrong["seeds"] = True, "a number below 2147483648"
     wrong |= {
         "fraction": (not 0 < config.fraction <= 1, "a number above 0 and up to 1"),
         "seed": (not 0 <= config.seed < 2**31, "a whole number from 0 to 2147483647"),
@@ -244,7 +246,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
         set=settings,
     )
     _check_names(filled, task)
-    _check_metric(filled, rules)
+    check_choices(filled, rules)
     return filled if divided else _with_owner(filled), rules
 
 
@@ -299,17 +301,21 @@ def _check_names(config: RunConfig, task: str) -> None:
     for kind, names, known in (
         ("partition", [partition], (*PARTITIONS, BY_SET, "given")),
         ("split", [split], TASKS[task].splits),
-        ("value of --evaluate", [config.evaluate or ""], SCORED),
-        ("compat switch", config.compat, COMPAT),
         ("value of --allow", config.allow, DEGENERATE),
-        ("value of --encoder", [config.encoder or MODES[0]], MODES),
     ):
         for name in names:
             check_name(kind, name, known)
 
 
-def _check_metric(config: RunConfig, rules: Protocol) -> None:
-    """The loss, and the metric that selects the round, as far as the data do not matter."""
+def check_choices(config: RunConfig, rules: Protocol) -> None:
+    """Scoring, switches, the loss and the metric, as far as the data do not matter."""
+    for kind, given, known in (
+        ("value of --evaluate", [config.evaluate or SCORED[0]], SCORED),
+        ("compat switch", config.compat, COMPAT),
+        ("value of --encoder", [config.encoder or MODES[0]], MODES),
+    ):
+        for word in given:
+            check_name(kind, word, known)
     if config.loss is not None:
         parse_loss(config.loss)
     if config.class_weights is not None:

@@ -4,6 +4,8 @@
 
 It needs torch and torch_geometric, and the files model.json and weights.pt beside it. In Python:
 
+    if len(sys.argv) != 3:
+        raise ValueError("give two files: python model.py nodes.csv edges.csv")
     net, about = load()
     ids, x, edges, weight = read_graph("nodes.csv", "edges.csv", about)
     logits = net(x, edges, weight)
@@ -83,14 +85,21 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
     if lacking:
         raise ValueError(f"{nodes} lacks the columns {', '.join(lacking[:MOST_NAMED])}")
     x = torch.tensor([[v for f in encoder["features"] for v in _encoded(f, row)] for row in rows])
+    if not x.isfinite().all():  # beyond the largest float
+        far = int((~x.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"{nodes} has a number that is too large, in row {far + 2}")
     ids = [row[encoder["id"]] for row in rows]
     place = {name: number for number, name in enumerate(ids)}
+    if "" in place:
+        raise ValueError(f"{nodes} has a row without an id; give each node one")
     if len(place) < len(ids):
         twice = next(name for number, name in enumerate(ids) if place[name] != number)
         raise ValueError(f"{nodes} has several rows with the id '{twice}'; give each node one row")
     for role in ("source", "target"):
         column = _column(encoder, role, ends)
-        if unknown := [row[str(column)] for row in ends if row.get(str(column), "") not in place]:
+        if ends and column not in ends[0]:
+            raise ValueError(f"{edges} lacks a column for the {role} of an edge")
+        if unknown := [row[str(column)] for row in ends if row[str(column)] not in place]:
             raise ValueError(f"{edges} names '{unknown[0]}', which is not in {nodes}")
     if (column := about.get("owner")) in rows[0]:
         ends = _within(ends, dict(zip(ids, (row[column] for row in rows), strict=True)), encoder)
@@ -127,15 +136,27 @@ def _edges(
         for one in merged.get(again, weights[:1]):
             every += [(u, v, one)] if directed or u == v else [(u, v, one), (v, u, one)]
     every.sort(key=lambda edge: edge[:2])
+    values = torch.tensor([edge[2] for edge in every])
+    if not values.isfinite().all():
+        raise ValueError("the weight of an edge is too large")
     pairs = torch.tensor([edge[:2] for edge in every], dtype=torch.int64).reshape(-1, 2)
     weighted = names[2] or again in ("sum", "count")
-    return pairs.T.contiguous(), torch.tensor([edge[2] for edge in every]) if weighted else None
+    return pairs.T.contiguous(), values if weighted else None
 
 
 def _read(path: str | Path) -> list[dict[str, str]]:
     with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        return [{str(k).strip(): (v or "").strip() for k, v in row.items()} for row in rows]
+        try:
+            head, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
+        except csv.Error as error:
+            raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+    names = [name.strip() for name in head]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} has several columns '{twice[0]}'; give each column one name")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise ValueError(f"{path} has {len(row)} values in row {number}, not {len(names)}")
+    return [dict(zip(names, (value.strip() for value in row), strict=True)) for row in rows]
 
 
 def _encoded(feature: dict[str, Any], row: dict[str, str]) -> list[float]:
@@ -215,10 +236,14 @@ def _column(encoder: dict[str, Any], role: str, rows: list[dict[str, str]]) -> s
 
 def main() -> None:
     """Print id, class, alert if there is a threshold, and the probability of each class as CSV."""
+    if len(sys.argv) != 3:
+        raise ValueError("give two files: python model.py nodes.csv edges.csv")
     net, about = load()
     ids, x, edges, weight = read_graph(sys.argv[1], sys.argv[2], about)
     with torch.no_grad():
         chances = net(x, edges, weight).softmax(-1)
+    if not chances.isfinite().all():
+        raise ValueError("the model has no finite answer for these tables; check their numbers")
     out, classes, alert = csv.writer(sys.stdout), about["classes"], about["alert"]
     out.writerow(["id", "class", *(["alert"] if alert else []), *(f"p_{c}" for c in classes)])
     for name, row in zip(ids, chances.tolist(), strict=True):

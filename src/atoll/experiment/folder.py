@@ -83,12 +83,21 @@ class RunFolder:
 
     def claim(self, config: RunConfig) -> None:
         """Write the configuration of a new run; of several runs in one folder only one can."""
+        path, content = self.path / CONFIG, config_text(config).encode()
         try:
-            write_atomically(self.path / CONFIG, config_text(config).encode(), new=True)
+            try:
+                write_atomically(path, content, new=True)
+            except FileExistsError:
+                raise
+            except OSError:  # a full disk, or one without hard links
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                try:
+                    write_atomically(path, content)
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
         except FileExistsError:
             _refuse_second(self.path)
-        except OSError:  # a full disk, or one without hard links
-            write_atomically(self.path / CONFIG, config_text(config).encode())
 
     def begin(self, config: RunConfig, federation: Federation) -> None:
         """Write the configuration, and measure clients that later commands cannot make again."""

@@ -144,30 +144,32 @@ def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
 
 
 def site_report(
-    privacy: PrivacyConfig | None, sent: Sequence[float], total: float
+    privacy: PrivacyConfig | None, sent: Sequence[float], total: float, delta: float
 ) -> dict[str, Any] | None:
     """A site's own report on a run, by the noise of each update on its account; None without.
 
-    `total` is the precision of all its runs: a server may ask under another run's name.
+    `total` is the precision of all its runs: a server may ask under another run's name. It is
+    infinite if other updates left without noise. `delta` is the largest that the owner allows.
     """
     if privacy is None:
         return None
-    found = (
-        math.inf
-        if privacy.randomness == "seed"
-        else epsilon(sum(map(release, sent)), privacy.delta)
-    )
+    delta = min(delta, privacy.delta)
+    seen = math.inf if privacy.randomness == "seed" else sum(map(release, sent))
+    found = epsilon(seen, delta)
     spent = f"epsilon {found:.3g}" if math.isfinite(found) else "epsilon is infinite"
+    in_all = f"epsilon {epsilon(total, delta):.3g}"
+    if math.isinf(total):
+        in_all = "epsilon is infinite, because other updates left without privacy,"
     return {
         **msgspec.to_builtins(privacy),
+        "delta": delta,
         "epsilon_server": found if math.isfinite(found) else None,
         "releases": len(sent),
         "adjacency": ADJACENCY,
         "sampling": SAMPLING,
-        "says": f"{spent} against the server and the other sites, at delta {privacy.delta:g}, by "
+        "says": f"{spent} against the server and the other sites, at delta {delta:g}, by "
         f"this site's own account when the model came (clip {privacy.clip:g}, noise "
-        f"{privacy.noise:g}, {len(sent)} updates in all seeds; epsilon "
-        f"{epsilon(total, privacy.delta):.3g} in all runs of this site)",
+        f"{privacy.noise:g}, {len(sent)} updates in all seeds; {in_all} in all runs of this site)",
     }
 
 

@@ -128,8 +128,11 @@ class StatusReader:
         raise ConfigError(f"'{self.folder}' holds {lacking}")
 
     def _run(self) -> Status:
-        config = tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
-        title = f"{config['method']} on {config['data']}"
+        try:
+            config = tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
+            title = f"{config['method']} on {config['data']}"
+        except (OSError, LookupError, ValueError, RecursionError) as error:
+            raise DataError(f"config.toml of '{self.folder}' cannot be read: {error}") from error
         if (done := _json(self.folder / "result.json")) is not None:
             found = {"result": done["metrics"], "metric": config.get("metric", "accuracy")}
             return Status(self.folder, "run", title, {"finished": 1}, **found)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
+from atoll.cli.federate import parties
 from atoll.deploy.kits import read_settings, write_settings
 from atoll.deploy.local import locked
 from atoll.deploy.site_data import write_clients
@@ -65,6 +66,21 @@ def test_a_refused_second_start_changes_nothing_of_the_site_that_runs(cli, trial
     assert "stop that one first" in said
     assert read_settings(kit) == before
     assert before["policy"] == str(policy)
+
+
+def test_a_restart_without_a_policy_keeps_the_last_one(cli, trial, tmp_path, monkeypatch):
+    """Else a site would lose its budget by a forgotten option."""
+    monkeypatch.setattr(parties.session, "foreground", lambda *given: given[4]())
+    kit, data = trial.kits / "site-1", trial.kits / "data" / "client-1.atoll"
+    (policy := tmp_path / "policy.toml").write_text("noise = 1.0\nepsilon = 2.0\n")
+    words = ("federate", "site", "--kit", kit, "--data", data)
+    assert "as at the last start" not in cli(*words, "--policy", policy).stderr
+    assert f"policy {policy}, as at the last start" in cli(*words).stderr.replace("\n", "")
+    assert read_settings(kit)["policy"] == str(policy)
+    policy.unlink()
+    assert "does not exist" in cli(*words, code=2).stderr
+    cli(*words, "--policy", "none")
+    assert "policy" not in read_settings(kit)
 
 
 def verify(*words):

@@ -15,11 +15,20 @@ from atoll.cli.federate import session
 from atoll.cli.federate.session import AS_JSON, KIT, METRICS
 from atoll.cli.options import PATH, Strings, command, option
 from atoll.cli.predict import BLOCK, TABLE, THRESHOLD, write
-from atoll.deploy.kits import PORT, about_kit, server_command, site_command, write_settings
+from atoll.deploy.kits import (
+    PORT,
+    about_kit,
+    read_settings,
+    server_command,
+    site_command,
+    write_settings,
+)
 from atoll.deploy.kits import provision as make
 
 DATA = "Your graph: tables, .pt, .graphml, or a client file."
-POLICY = "What you allow (TOML).  [default: every method, no disclosures]"
+POLICY = (
+    "What you allow (TOML), or none: every method, no disclosures.  [default: the last start's]"
+)
 SPLIT = "How your nodes become training, validation and test nodes."
 DEVICE = "Where your steps run: cpu, cuda or auto."
 JOINED = "NEW holds new nodes of this site's graph; its edges may name old nodes."
@@ -104,7 +113,12 @@ def site(kit: Path, data: Path, metrics: int | None, as_json: bool, **given: Any
     choose_device(device)  # a missing GPU is reported here and not in a log
     chosen = pop(given, "schema", "classes", "split", "seed")
     chosen |= {"classes": session.names(chosen["classes"]), "seed": chosen["seed"] or 0}
-    rules = read_policy(policy := given.pop("policy"))
+    policy, known = given.pop("policy"), read_settings(kit).get("policy")
+    if policy is None and known is not None:
+        policy = Path(known)
+        click.echo(f"policy {policy}, as at the last start (--policy none: without one)", err=True)
+    policy = None if policy == Path("none") else policy
+    rules = read_policy(policy)
     # Reading the data now reports their faults here and not in a log.
     own = read_site_data(data, rare=rules.rare_categories, **chosen)
     if given["method"] is not None:

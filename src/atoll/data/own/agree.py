@@ -28,6 +28,7 @@ TELLS = (
     "and, if they scale it, their squared deviations; of each category its values"
 )
 SCALED = ("standard", "log")  # by the mean and the deviation of all rows
+LARGEST = 1e100
 Text = Annotated[str, Meta(max_length=1000)]
 Values = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
 
@@ -47,6 +48,11 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.mean, self.squares, self.rest))):
             raise ValueError(f"the statistics of column {quoted(self.name)} are not finite")
+        # Features are 32-bit floats. The squares of these bounds, in any sum, are finite.
+        if max(abs(self.mean), abs(self.rest)) > LARGEST or self.squares > LARGEST**2:
+            raise ValueError(f"the statistics of column {quoted(self.name)} are too large")
+        if self.rows and self.form.count(", ") < 2:  # kind, scale and treatment of gaps
+            raise ValueError(f"the form of column {quoted(self.name)} is not complete")
 
 
 class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,14 +102,14 @@ def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None
             raise ConfigError(f"{told}; give {ways}")
 
 
-def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] = ()) -> Told:
-    """What an owner tells of a column: of numbers, NaN where there is none, or of values."""
+def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] | None = None) -> Told:
+    """What an owner tells of a column: of numbers, NaN where there is none, or of some values."""
     rule = feature.rule
     choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
     form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
     if feature.kind == "category":
         more = feature.names[len(feature.values) :]
-        return Told(feature.name, form, values or feature.values, tuple(more))
+        return Told(feature.name, form, feature.values if values is None else values, tuple(more))
     told = feature.name, form, (), tuple(feature.names)
     if needs(feature) != "sums" or found is None:
         return Told(*told)

@@ -43,6 +43,8 @@ class Feature:
     centre: float = 0.0
     spread: float = 1.0
     fill: float = 0.0  # in the place of a missing number, in its own unit
+    # Values that are too rare to be told, which count as `rule.other`, whoever lists them.
+    rare: tuple[str, ...] = ()
     # Centre, spread and fill of each client, where each client has its own.
     by_client: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
@@ -129,6 +131,9 @@ class Feature:
             column = column.complete(self.again)
         texts = column.values.cast(pa.large_string())
         found = convert.lookup(texts, pa.array(self.values, pa.large_string()))
+        if self.rare:
+            rare = convert.lookup(texts, pa.array(self.rare, pa.large_string())) >= 0
+            found = np.where(rare, np.int32(-1), found)
         lost = np.asarray(texts.is_null())
         unknown = (found < 0) & ~lost
         if unknown.any() and self.rule.other is None:
@@ -291,7 +296,8 @@ def fit(
         if agree.needs(feature) in ("sums", "order"):
             numbers = feature.in_days(feature.measured(columns[feature.name]))
         if loading.telling:
-            frequent = _frequent(feature, columns[feature.name], loading.telling)
+            rare = set(_rare(feature, columns[feature.name], loading.telling).rare)
+            frequent = tuple(value for value in feature.values if value not in rare)
             loading.report.told += (agree.tell(feature, numbers, frequent),)
         for name, rows in groups.items() if together else ():
             told[str(name)].append(agree.tell(feature, None if numbers is None else numbers[rows]))
@@ -303,18 +309,17 @@ def fit(
     return tuple(made)
 
 
-def _frequent(feature: Feature, column: Column, least: int) -> tuple[str, ...]:
-    """The values of a category in so many rows; one that is rarer needs a place among others."""
+def _rare(feature: Feature, column: Column, least: int) -> Feature:
+    """The feature with the values of a category in fewer rows; they need a place among others."""
     if agree.needs(feature) != "values" or least <= 1:
-        return feature.values
+        return feature
     texts = convert.cleaned(column, feature.rule).values.cast(pa.large_string())
     counts = pc.value_counts(texts.combine_chunks().drop_null())
-    often = counts.field("values").filter(pc.greater_equal(counts.field("counts"), least))
-    kept = tuple(sorted(often.to_pylist()))
-    if len(kept) < len(feature.values) and feature.rule.other is None:
+    seldom = counts.field("values").filter(pc.less(counts.field("counts"), least))
+    if len(seldom) and feature.rule.other is None:
         problem = f"column '{feature.name}' has values in fewer than {least} rows, which stay here"
         raise ConfigError(f'{problem}; give other = "other" under [columns.{feature.name}]')
-    return kept
+    return replace(feature, rare=tuple(sorted(seldom.to_pylist())))
 
 
 def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
@@ -444,7 +449,11 @@ def encode_nodes(
             raise DataError(f"{rows.name} has no feature column; {advice}")
         named = roles.label, classes, roles.id, roles.split, roles.owners
         encoder = Encoder(features, *named, loading.schema)
-    elif roles.label is not None:
-        y = encoder.labels(columns[roles.label])
+    else:
+        if roles.label is not None:
+            y = encoder.labels(columns[roles.label])
+        # Another party's encoder may list a rare value that it guessed.
+        own = (_rare(f, columns[f.name], loading.telling) for f in encoder.features)
+        encoder = replace(encoder, features=tuple(own))
     x = encoder.transform(columns, clients)
     return Nodes(x, y, encoder.classes, encoder.names, split, owners, encoder)

@@ -210,7 +210,7 @@ def read_schema(path: Path) -> Schema:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no schema file '{path}'; give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
+    except (ValueError, RecursionError, OSError) as problem:
         raise ConfigError(f"schema '{path}' is not readable as TOML ({problem})") from None
     values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
     top = {key: _checked(raw.pop(key), _TEXT, f"{path.name} {key}") for key in _TOP if key in raw}

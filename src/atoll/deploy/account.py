@@ -1,0 +1,46 @@
+"""The account of a site: everything that left it, in all runs, by its audit log."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from atoll.deploy.audit import Audit
+from atoll.deploy.policy import all_seeds
+from atoll.deploy.work import SENT
+from atoll.engines.ledger import SCORE
+from atoll.experiment.privacy import release
+
+
+class Account:
+    """The releases of a site in all its runs, by its audit log: no restart renews it."""
+
+    def __init__(self, audit: Audit) -> None:
+        with audit.readable():
+            sent = audit.events(event=SENT)
+            self.releases: dict[str, tuple[str, float]] = {
+                event["release"]: (str(event["run"]), float(event["noise"]))
+                for event in sent
+                if "release" in event
+            }
+            self.bytes = Counter[str]()  # of all seeds of a run
+            for event in sent:
+                self.bytes[all_seeds(str(event["run"]))] += int(event["bytes"])
+            # Replies with tensors that left without this site's noise, but for scores.
+            self.clear = sum(
+                event.get("step") != SCORE and event.get("array_bytes", 1) > 0
+                for event in sent
+                if "release" not in event
+            )
+
+    def sent(self, run: str) -> int:
+        """The bytes of all replies of a run, in all its seeds."""
+        return self.bytes[all_seeds(run)]
+
+    def noises(self, run: str) -> list[float]:
+        """The noise multiplier of each release of a run, in all its seeds."""
+        return [noise for name, noise in self.releases.values() if all_seeds(name) == run]
+
+    def precision(self, but: str | None = None) -> float:
+        """The sum of 1/z² over all releases, without those of one run if it is given."""
+        every = self.releases.values()
+        return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)

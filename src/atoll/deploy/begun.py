@@ -1,0 +1,73 @@
+"""The runs that began at a site, by its audit log: one name, one configuration, one encoder."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from atoll.core.errors import ConfigError
+from atoll.data.own.agree import Agreed
+from atoll.deploy.agreement import ENCODER
+from atoll.deploy.audit import Audit, Json
+from atoll.deploy.policy import Refusal
+from atoll.experiment.config import RunConfig, make_config
+
+
+def ordered(text: str) -> RunConfig:
+    """The server's configuration; its data are a name for tables, never a file of this machine."""
+    try:
+        given = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the server's configuration is not valid TOML: {error}") from error
+    return make_config(**{**given, "objects": ("data",)})
+
+
+def digest_of(encoder: Sequence[Agreed]) -> str:
+    """A name of an encoder of all sites; "" if each site has its own."""
+    return hashlib.sha256(msgspec.json.encode(encoder)).hexdigest() if encoder else ""
+
+
+class Begun:
+    """The configuration and the encoder that a run began with."""
+
+    def __init__(self, audit: Audit, run: str) -> None:
+        events = audit.events(event="begin", run=run)
+        self.run = run
+        with audit.readable():
+            self.configs = [ordered(event["config"]) for event in events if "config" in event]
+        # An earlier version did not note the encoder.
+        self.encoders = [event["encoder"] for event in events if "encoder" in event]
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse another configuration: states and noise of a run are for its method and scale."""
+        if any(known != config for known in self.configs):
+            raise Refusal(f"run '{self.run}' was begun here with another configuration")
+
+    def news(self, config: RunConfig, text: str, encoder: str) -> Json:
+        """The values to note when the run begins, once each; refuse any other than before."""
+        self.check(config)
+        if any(known != encoder for known in self.encoders):
+            raise Refusal(f"run '{self.run}' was begun here with another encoder of its tables")
+        return {
+            **({} if self.configs else {"config": text}),
+            **({} if self.encoders else {"encoder": encoder}),
+        }
+
+    def encoder(self, folder: Path) -> list[Agreed]:
+        """The encoder, from the run's folder; empty if each site has its own."""
+        if not self.encoders:
+            why = "an earlier version began it, which did not note the encoder"
+            raise Refusal(f"run '{self.run}' has tables, and {why}; resume it once more")
+        if not self.encoders[0]:
+            return []
+        try:
+            found = msgspec.json.decode((folder / ENCODER).read_bytes(), type=list[Agreed])
+        except (OSError, msgspec.DecodeError):
+            found = []
+        if digest_of(found) != self.encoders[0]:
+            raise Refusal(f"the encoder of run '{self.run}' is not whole in its runs/{self.run}")
+        return found

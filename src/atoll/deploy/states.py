@@ -1,0 +1,52 @@
+"""The private states of a run at a site, by round."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from atoll.core.errors import WireError
+from atoll.core.tree import Tree
+from atoll.engines.codec import load_checkpoint, save_checkpoint
+from atoll.engines.fleet import NEVER
+
+STATE = "atoll private state"
+KEPT = 2  # private states before the one that counts, should a server have to go back
+
+
+class States:
+    """A run's private states by round; the last ones stay, as rounds may be repeated."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rounds(self) -> list[int]:
+        """Rounds with a state, ascending."""
+        names = (path.stem[6:] for path in self.folder.glob("state_*.atoll"))
+        return sorted(int(name) for name in names if re.fullmatch("-?[0-9]{1,10}", name))
+
+    def load(self, counts: int) -> tuple[Tree, str]:
+        """State and lineage after the last round up to `counts`; none before the first."""
+        if counts == NEVER:
+            return None, ""
+        if counts not in self.rounds():
+            lost = f"the private state after round {counts} is not in its runs/{self.folder.name}"
+            raise WireError(f"{lost}; this site cannot continue the run")
+        tree = load_checkpoint(self._path(counts))
+        if isinstance(tree, dict) and tree.get("kind") == STATE:
+            return tree["state"], tree["lineage"]
+        # Earlier versions had the lineage in a second file, or none; then states differ by round.
+        path = self._path(counts).with_suffix(".lineage")
+        return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
+
+    def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
+        """Write state and lineage after a round in one step; delete old ones, except `keep`."""
+        save_checkpoint(self._path(round), {"kind": STATE, "lineage": lineage, "state": state})
+        others = [number for number in self.rounds() if number not in (round, counts, keep)]
+        before = [number for number in others if number < round]
+        for number in set(others) - set(before[-KEPT:]):
+            self._path(number).unlink()
+            self._path(number).with_suffix(".lineage").unlink(missing_ok=True)
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"state_{round}.atoll"
