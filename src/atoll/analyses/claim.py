@@ -30,8 +30,8 @@ class Claim:
 
     def files(self) -> dict[str, object]:
         """Tables as CSV, numbers as JSON and the picture, for `write_all`."""
-        names = [f"{self.name}.csv", *(f"{self.name}-{n + 2}.csv" for n in range(9))]
-        tables = dict(zip(names, self.tables, strict=False))
+        ends = ("", *(f"-{n}" for n in range(2, 1 + len(self.tables))))
+        tables = {f"{self.name}{end}.csv": t for end, t in zip(ends, self.tables, strict=True)}
         numbers = {"sentences": self.sentences, **self.numbers}
         return {**tables, f"{self.name}.json": numbers, f"{self.name}.png": self.picture}
 

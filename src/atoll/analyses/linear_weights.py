@@ -14,10 +14,11 @@ Afterwards whole clients are compared, which differ in all three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+import scipy.sparse as sp
 from numpy import ndarray
 from numpy.linalg import norm, pinv
 
@@ -32,6 +33,8 @@ from atoll.data.measure.heterogeneity import (
     plain_features,
     real_edges,
 )
+from atoll.data.measure.structure import adjacency
+from atoll.data.source import undirected_pairs
 from atoll.present.chart import Axis, Chart, Dots, Panels, colour_of, number_text
 from atoll.present.tables import Table
 
@@ -68,19 +71,18 @@ class Linear:
         """The same graph with a share of its edges, features or labels at other nodes."""
         nodes = len(self.a)
         if kind == "structure":
-            first, second = np.nonzero(np.triu(self.a))
-            moved = rng.random(first.size) < share
-            a = self.a.copy()
-            a[first[moved], second[moved]] = a[second[moved], first[moved]] = 0
-            for one in first[moved]:
+            a, edges = self.a.copy(), np.argwhere(np.triu(self.a))
+            first, second = edges[rng.random(len(edges)) < share].T
+            a[first, second] = a[second, first] = 0
+            for one in first:
                 other = (one + rng.integers(1, nodes)) % nodes
                 a[one, other] = a[other, one] = 1
-            return Linear(a, self.x, self.y)
+            return replace(self, a=a)
         order, some = np.arange(nodes), np.flatnonzero(rng.random(nodes) < share)
         order[some] = rng.permutation(some)
         if kind == "features":
-            return Linear(self.a, self.x[order], self.y)
-        return Linear(self.a, self.x, self.y[order])
+            return replace(self, x=self.x[order])
+        return replace(self, y=self.y[order])
 
 
 def bound(one: Linear, other: Linear, kind: str) -> float:
@@ -89,39 +91,29 @@ def bound(one: Linear, other: Linear, kind: str) -> float:
     def square(matrix: ndarray) -> float:
         return float(norm(matrix, 2) ** 2)
 
-    laplacian, product = one.laplacian, one.laplacian @ one.x
-    both, y = square(pinv(product, SMALL)), square(other.y - one.y)
     if kind == "task":
-        return y * both
+        return square(other.y - one.y) * square(pinv(one.laplacian @ one.x, SMALL))
     # The tasks are the same, so that ε_Y of the proofs, the change of the embedding, is zero.
+    matrix, gap = one.matrix(kind), other.matrix(kind) - one.matrix(kind)
+    left = square(matrix @ gap)
+    ratio = square(gap) / left if left else 0.0
     if kind == "structure":
-        gap = other.laplacian - laplacian
-        left = square(laplacian @ gap)
-        ratio = square(gap) / left if left else 0.0
         return square(pinv(one.x, SMALL)) * (ratio * square(one.y))
-    gap = other.x - one.x
-    left = square(one.x @ gap)
-    return (square(gap) / left if left else 0.0) * square(pinv(laplacian, SMALL) @ one.y)
+    return ratio * square(pinv(one.laplacian, SMALL) @ one.y)
 
 
 def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
     """Some nodes of a client, or some whole graphs; a graph's label counts for its nodes."""
     real, ends = real_edges(graph)
     root = np.arange(real.size) if graph.root is None else graph.root.numpy()
-    label = graph.y.numpy()[root]
     groups = np.random.default_rng(seed).permutation(np.unique(root[real]))
     sizes = np.cumsum(np.bincount(root[real], minlength=real.size)[groups])
     chosen = groups[: max(1, np.searchsorted(sizes, most, side="right"))]
     nodes = np.flatnonzero(real & np.isin(root, chosen))
-    place = np.full(real.size, -1)
-    place[nodes] = np.arange(nodes.size)
-    first, second = place[ends]
-    inside = (first >= 0) & (second >= 0) & (first != second)
-    a = np.zeros((nodes.size, nodes.size))
-    a[first[inside], second[inside]] = a[second[inside], first[inside]] = 1
-    x = plain_features(graph.x)[nodes]
-    dense = x if isinstance(x, np.ndarray) else x.toarray()
-    return Linear(a, dense.astype(np.float64), np.eye(classes)[label[nodes]])
+    pairs, _ = undirected_pairs(ends, real.size)
+    a = adjacency(pairs, real.size)[nodes][:, nodes].toarray().astype(np.float64)
+    x = sp.csr_array(plain_features(graph.x)[nodes]).toarray().astype(np.float64)
+    return Linear(a, x, np.eye(classes)[graph.y.numpy()[root[nodes]]])
 
 
 def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Claim:
@@ -138,7 +130,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
     for place, (number, kind) in enumerate(KINDS.items()):
         apart, moved, sides = [], [], []
         for client in clients:
-            square = Linear(client.a, rng.normal(size=client.a.shape), client.y)
+            square = replace(client, x=rng.normal(size=client.a.shape))
             for part in np.repeat(SHARES, draws):
                 other = client.changed(kind, part, rng)
                 before, gap = client.matrix(kind), norm(other.weights - client.weights)

@@ -234,19 +234,8 @@ class FedTAD(Wrapper, Averaging):
         # Matrices stored by column: products with all of them need no copy.
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
         lesson = self.lesson(stored, _share(server.phi[rows]), personal)
-        generator, its_moments = server.generator, server.generator_moments
-        root = clients.key
-        keys = [fold(root, "distil", number) for number in range(self.iterations)]
-        noise = torch.func.vmap(lesson.noise)(torch.stack(keys)) if keys else ()
-        for number, drawn in enumerate(zip(noise, keys, strict=True)):
-            # The first iteration reads the server's trees; later ones may overwrite their own.
-            own = number > 0
-            generator, its_moments = lesson.make_harder(
-                generator, its_moments, students, *drawn, owned=own
-            )
-            students, moments = lesson.teach(
-                generator, students, moments, *drawn, owned=own or personal
-            )
+        start = server.generator, server.generator_moments, students, moments
+        generator, its_moments, students, moments = lesson.play(*start, clients.key)
         if personal:
             students = put(deployed.tree, rows, students)
             moments = put(server.model_moments, rows, moments)
@@ -282,6 +271,21 @@ class Lesson:
         if self.method.reduce == "sum":
             return weight
         return weight / (labels.unsqueeze(1) == labels).sum(1)
+
+    def play(
+        self, generator: Tree, its_moments: Tree, students: Tree, moments: Tree, key: Tensor
+    ) -> tuple[Tree, Tree, Tree, Tree]:
+        """All iterations of a round: steps of the generator, then of the students."""
+        keys = [fold(key, "distil", number) for number in range(self.method.iterations)]
+        noise = torch.func.vmap(self.noise)(torch.stack(keys)) if keys else ()
+        for number, drawn in enumerate(zip(noise, keys, strict=True)):
+            # The first iteration reads the server's trees; later ones may overwrite their own.
+            own = number > 0
+            made = self.make_harder(generator, its_moments, students, *drawn, owned=own)
+            generator, its_moments = made
+            own = own or self.personal
+            students, moments = self.teach(generator, students, moments, *drawn, owned=own)
+        return generator, its_moments, students, moments
 
     def make_harder(
         self,

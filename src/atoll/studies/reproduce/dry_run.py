@@ -6,17 +6,13 @@ published numbers of features and classes, so that a recipe is valid before its 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from atoll.core.errors import ConfigError
 from atoll.data.public.registry import dataset_info, plain_name, sets_of_group, task_of_data
 from atoll.experiment.build import build_method
 from atoll.experiment.config import option_words, resolve
 from atoll.present.tables import Column, Part, heading, make_table, quiet
 from atoll.present.terminal import counted, duration
-from atoll.studies.reproduce.figures import ALONE, Figure, Point
+from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import Paper, absent
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun, cost_of
@@ -24,61 +20,21 @@ from atoll.studies.study_run import StudyRun, cost_of
 SHORT = ("partition", "rounds", "epochs", "fraction", "set", "compat")  # options that are shown
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One run, and why it cannot start here: an absent set, or nothing."""
-
-    run: StudyRun
-    lacking: str
-
-    @property
-    def words(self) -> str:
-        """The configuration in short: method and options."""
-        full, _ = resolve(self.run.config)
-        given = {name: getattr(full, name) for name in SHORT if getattr(full, name) != 1.0}
-        return " ".join([full.method, *option_words(given)])
-
-
-def planned_runs(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[Planned]:
+def planned_runs(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[StudyRun]:
     """Every run of a table or a figure; a configuration that cannot be run is an error."""
-    if kind == "table" and paper.recipe.tables[number].reason:
-        return []
-    runs = (
-        _of_table(paper, number, wanted) if kind == "table" else _of_figure(paper, number, wanted)
-    )
-    found = [Planned(run, absent(run.config.data, wanted.root)) for run in unique(runs)]
-    for one in found:
-        check_configuration(one.run)
+    recipe, runs = paper.recipe, list[StudyRun]()
+    if kind == "table" and not recipe.tables[number].reason:
+        rows = plan_table(paper, number, wanted, done=None)
+        kept = [row for row in rows if not recipe.methods[row.printed.method].reason]
+        runs = [run for row in kept for run in needed(row)]
+    elif kind == "figure" and not recipe.figures[number].reason:
+        figures = [Figure(paper, number, rules, wanted) for rules in wanted.rules(paper)]
+        drawn = [one for one in figures if one.recipe.draw not in ALONE]
+        runs = [run for figure in drawn for run in figure.runs(here=False)]
+    found = unique(runs)
+    for run in found:
+        check_configuration(run)
     return found
-
-
-class _Everything:
-    """Runs that need no data any more: all of them, so that a plan leaves none out."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-def _of_table(paper: Paper, number: str, wanted: Wanted) -> Iterator[StudyRun]:
-    for row in plan_table(paper, number, wanted, _Everything()):
-        if not paper.recipe.methods[row.printed.method].reason:
-            yield from needed(row)
-
-
-def _of_figure(paper: Paper, number: str, wanted: Wanted) -> Iterator[StudyRun]:
-    for rules in wanted.rules(paper):
-        figure = Figure(paper, number, rules, wanted)
-        recipe = figure.recipe
-        if recipe.reason or recipe.draw in ALONE:
-            return
-        points = []
-        places = itertools.product(recipe.datasets, recipe.clients or (None,), recipe.x, recipe.y)
-        for dataset, clients, x, y in places:
-            for method in x.methods or recipe.methods:
-                run = figure.run_at(dataset, method, clients, (x, y))
-                points.append(Point(dataset, clients, method, x, y, run))
-        yield from (point.run for point in points)
-        yield from figure.baselines(points).values()
 
 
 def check_configuration(run: StudyRun) -> None:
@@ -104,21 +60,33 @@ def dry_run_parts(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[
         own = getattr(recipe, "from_data", False)
         why = "It is made of the data, without runs." if own else recipe.reason
         return [heading(title), why or "It needs no runs of a study."]
-    alike: dict[tuple[str, str, str], list[Planned]] = {}
-    for one in found:
-        key = str(one.run.labels["data"]), str(one.run.labels["method"]), one.words
-        alike.setdefault(key, []).append(one)
+    alike: dict[tuple[str, str, str], list[StudyRun]] = {}
+    for run in found:
+        key = str(run.labels["data"]), str(run.labels["method"]), _words(run)
+        alike.setdefault(key, []).append(run)
+    lacking = {run.config.data: absent(run.config.data, wanted.root) for run in found}
     lines = []
     for (data, method, words), group in alike.items():
-        seconds = sum(cost_of(one.run.config) for one in group)
-        rough = "no data" if group[0].lacking else duration(seconds).removeprefix("about ")
-        numbers = dict.fromkeys(str(one.run.config.clients or "") for one in group)
+        there = not lacking[group[0].config.data]
+        rough = _time(group).removeprefix("about ") if there else "no data"
+        numbers = dict.fromkeys(str(run.config.clients or "") for run in group)
         lines.append([data, ", ".join(numbers), method, words, rough])
     names = ("data", "clients", "method", "configuration", "rough time")
     columns = [Column(name, "left", name not in ("data", "clients")) for name in names]
-    ready = [one for one in found if not one.lacking]
-    total = duration(sum(cost_of(one.run.config) for one in ready)) if ready else "nothing"
-    seeds = counted(wanted.seeds, "seed")
-    words = f"{counted(len(ready), 'run')} of {len(found)} can start, {seeds} each: {total}."
-    missing = dict.fromkeys(one.lacking for one in found if one.lacking)
-    return [heading(title), make_table(columns, lines), quiet(words), *missing]
+    ready = [run for run in found if not lacking[run.config.data]]
+    runs, seeds = counted(len(ready), "run"), counted(wanted.seeds, "seed")
+    total = _time(ready) if ready else "nothing"
+    start = quiet(f"{runs} of {len(found)} can start, {seeds} each: {total}.")
+    missing = dict.fromkeys(filter(None, lacking.values()))
+    return [heading(title), make_table(columns, lines), start, *missing]
+
+
+def _time(runs: list[StudyRun]) -> str:
+    return duration(sum(cost_of(run.config) for run in runs))
+
+
+def _words(run: StudyRun) -> str:
+    """The configuration in short: method and options."""
+    full, _ = resolve(run.config)
+    given = {name: getattr(full, name) for name in SHORT if getattr(full, name) != 1.0}
+    return " ".join([full.method, *option_words(given)])

@@ -50,9 +50,7 @@ def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
         if figure.reason:
             yield *start, DASH, "no numbers" if "drawing" in figure.reason else "not drawn", DASH
             continue
-        plan = Figure(paper, number, "", wanted)
-        points, _ = plan.plan()
-        runs = unique([*(point.run for point in points), *plan.baselines(points).values()])
+        runs = Figure(paper, number, "", wanted).runs()
         yield *start, len(runs), *_data_and_time(paper, figure.datasets, runs, wanted.root)
 
 
