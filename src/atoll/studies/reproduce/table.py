@@ -34,6 +34,7 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, r
 
 LAST = ":last"  # after the name of a protocol: the last round in place of the selected one
 TOLERANCE = 1.5  # points from a printed number to ours, if the printed spread is no larger
+Spread = tuple[float, float | None, int]  # mean, standard deviation and number of seeds
 Done = Container[str] | None  # names of runs that need no data any more; None: all
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # that `--only` can choose by
 
@@ -121,17 +122,13 @@ def verdict(difference: float, tolerance: float) -> str:
 
 
 def compatible(
-    paper: Paper,
-    metric: str,
-    printed: float,
-    spread: float | None,
-    ours: Sequence[tuple[float, float | None, int]],
+    paper: Paper, metric: str, printed: float, spread: float | None, ours: Sequence[Spread]
 ) -> bool | None:
     """Whether print and ours differ by at most two standard errors of their difference.
 
-    `ours` has mean, standard deviation and seeds of each draw of the data; runs of all draws count
-    alike. The printed mean has the recipe's number of runs, and our spread where none is printed.
-    If only seeds differ, about nine of ten cells agree. None: we have no spread.
+    `ours` are those of each draw of the data; runs of all draws count alike. The printed mean has
+    the recipe's number of runs, and our spread where none is printed. If only seeds differ, about
+    nine of ten cells agree. None: we have no spread.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
