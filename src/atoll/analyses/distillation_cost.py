@@ -29,7 +29,7 @@ from atoll.core.tree import tree_map
 from atoll.methods.fedtad import FedTAD, Lesson
 from atoll.nn.fedtad import walk_returns
 from atoll.nn.nets import GCN
-from atoll.present.chart import Axis, Chart, Line, Panels, in_rows
+from atoll.present.chart import Axis, Chart, Line, Panels, in_rows, number_text
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def server_work(sizes: Sizes) -> Callable[[], object]:
     return lambda: lesson.play(generator, moments[0], models[0], moments[1], key)
 
 
+REPEATS = 3
 WORK = {"client": client_work, "server": server_work}
 
 
@@ -106,11 +107,7 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def cost_claim(
-    names: Sequence[str] = tuple(STATED),
-    base: Sizes | None = None,
-    *,
-    doublings: int = 4,
-    repeats: int = 3,
+    names: Sequence[str] = tuple(STATED), base: Sizes | None = None, *, doublings: int = 4
 ) -> Claim:
     """Double one size after the other, and fit the exponents of operations and seconds."""
     base = base or Sizes()
@@ -120,10 +117,10 @@ def cost_claim(
         values = [getattr(base, name) * 2**step for step in range(doublings + 1)]
         works = [WORK[who](replace(base, **{name: value})) for value in values]
         counts = np.array([operations(work) for work in works])
-        spent = np.array([seconds(work, repeats) for work in works])
-        powers = [exponent(np.array(values), rows)[0] for rows in (counts, spent) if rows.all()]
-        words = [f"{power:.2f}" for power in powers]
-        words = words if len(words) == 2 else ["–", *words]  # sparse products are not counted
+        spent = np.array([seconds(work, REPEATS) for work in works])
+        both = (counts, spent)  # sparse products are not counted: zeros have no exponent
+        powers = [exponent(np.array(values), y)[0] if y.all() else np.nan for y in both]
+        words = (number_text(power, 2) for power in powers)
         lines.append([letter, who, f"{values[0]} to {values[-1]}", f"{stated:g}", *words])
         above += [letter] if powers[-1] > stated + 0.25 else []
         numbers[name] = {"values": values, "operations": counts, "seconds": spent}
