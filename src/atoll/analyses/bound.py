@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.analyses.claim import Claim, wrapped_table
+from atoll.analyses.claim import Claim
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import fold, make_key
@@ -35,7 +35,7 @@ from atoll.experiment.problem import Problem, need_one_graph
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods.fedath import FedATH
 from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels
-from atoll.present.tables import Table
+from atoll.present.tables import Table, make_table
 from atoll.present.terminal import counted
 
 GRAPHS = ("raw", "causal")
@@ -170,7 +170,7 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
     rows = [[n, *(_both(*means[name][at]) for name in keys)] for at, n in enumerate(rounds)]
     note = "With all edges | with each client's own edge weights. Means over pairs of clients."
     title = f"Corollary 5.2 along training: {about}"
-    along = wrapped_table(("round", *keys), rows, title, note, left=0)
+    along = make_table(("round", *keys), rows, left=0, wrap=True, title=title, caption=note)
     proof, holds = _proof(pairs[-1])
     raw, causal = (pairs[-1][f"Eq. 14 {kind}"][1] for kind in GRAPHS)
     change = {name: values[-1, 1] / values[-1, 0] - 1 for name, values in means.items()}
@@ -206,7 +206,8 @@ def _proof(pairs: Numbers) -> tuple[Table, dict[str, float]]:
         lines.append([name, words, *cells, " | ".join(f"{share:.0%}" for share in shares)])
     columns = ("inequality", "of", "left", "right", "holds for")
     title = "The corollary and the steps of its proof, after the last round"
-    return wrapped_table(columns, lines, title, "All edges | own edge weights.", left=2), holds
+    note = "All edges | own edge weights."
+    return make_table(columns, lines, left=2, wrap=True, title=title, caption=note), holds
 
 
 def _both(raw: float, causal: float) -> str:

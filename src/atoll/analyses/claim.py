@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.present.chart import Panels
-from atoll.present.tables import Column, Part, Table, heading, make_table, quiet
+from atoll.present.tables import Part, Table, heading, quiet
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +33,6 @@ class Claim:
         tables = {f"{self.name}{end}.csv": t for end, t in zip(ends, self.tables, strict=True)}
         numbers = {"sentences": self.sentences, **self.numbers}
         return {**tables, f"{self.name}.json": numbers, f"{self.name}.png": self.picture}
-
-
-def wrapped_table(
-    names: Sequence[str], rows: Sequence[Sequence[object]], title: str, caption: str, left: int = 1
-) -> Table:
-    """A table whose cells a narrow terminal may break into lines."""
-    columns = [Column(name, "left" if n < left else "right", True) for n, name in enumerate(names)]
-    return make_table(columns, rows, title=title, caption=caption)
 
 
 def exponent(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from atoll.analyses.claim import Claim, exponent, wrapped_table
+from atoll.analyses.claim import Claim, exponent
 from atoll.core.graph import Graph, make_graph
 from atoll.core.random import fold, make_key
 from atoll.core.tree import tree_map
@@ -30,6 +30,7 @@ from atoll.methods.fedtad import FedTAD, Lesson
 from atoll.nn.fedtad import walk_returns
 from atoll.nn.nets import GCN
 from atoll.present.chart import Axis, Chart, Line, Panels, in_rows, number_text
+from atoll.present.tables import make_table
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def cost_claim(
         "Exponents: doubling a size multiplies the cost by 2 to that power. Stated: the formula's "
         "largest. Fixed parts of the cost flatten the exponents of small sizes."
     )
-    table = wrapped_table(columns, lines, "FedTAD's cost", caption, left=2)
+    table = make_table(columns, lines, left=2, wrap=True, title="FedTAD's cost", caption=caption)
     text = f"The cost grows faster than the paper states with: {', '.join(above) or 'no size'}."
     rows = in_rows(charts)
     picture = Panels("FedTAD's cost against each size", rows, (12, 3.6 * len(rows)))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from atoll.analyses.claim import Claim, wrapped_table
+from atoll.analyses.claim import Claim
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.data.measure.heterogeneity import (
     FEATURE_BINS,
@@ -41,7 +41,7 @@ from atoll.data.public.registry import is_present, load_dataset
 from atoll.data.source import GraphSet, undirected_pairs
 from atoll.experiment.config import RECIPES
 from atoll.present.chart import GREY, Axis, Chart, Dots, Line, number_text, titled
-from atoll.present.tables import Table
+from atoll.present.tables import Table, make_table
 
 STEPS = range(3, 8)
 PAPER_WALKS = 100  # of each length, in the paper's code
@@ -163,9 +163,10 @@ def _first_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -
         cells = zip((row["value"], row["other"], row["p"]), ours, strict=True)
         lines.append([row["first"], row["measure"], *(v for pair in cells for v in pair)])
     heads = [f"{what} {whose}" for what in ("real", "random", "p") for whose in ("print", "here")]
+    heads = ["data set", "property", *heads]
     title = "GCFL, Table 1: properties of graphs beside random graphs"
     caption = "p: Welch's t-test over graphs, one-sided for kurtosis. Print: 0 stands for ~0."
-    return wrapped_table(("data set", "property", *heads), lines, title, caption, left=2), pairs
+    return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
 def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -> Made:
@@ -195,7 +196,7 @@ def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) 
         f"set. Here: {PAPER_WALKS} walks of each length, as the paper's code; enough walks: an "
         "error of the embedding below 0.1."
     )
-    return wrapped_table(heads, lines, title, caption, left=2), pairs
+    return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
 Made = tuple[Table, list[tuple[float, float]]]  # and printed numbers with ours

@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from numpy import ndarray
 from numpy.linalg import norm, pinv
 
-from atoll.analyses.claim import Claim, exponent, wrapped_table
+from atoll.analyses.claim import Claim, exponent
 from atoll.analyses.similarity import rank_correlation
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -36,7 +36,7 @@ from atoll.data.measure.heterogeneity import (
 from atoll.data.measure.structure import adjacency
 from atoll.data.source import undirected_pairs
 from atoll.present.chart import Axis, Chart, Dots, Panels, colour_of, number_text
-from atoll.present.tables import Table
+from atoll.present.tables import Table, make_table
 
 KINDS = {"4.1": "structure", "4.2": "features", "4.3": "task"}
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -157,7 +157,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         "inequality, with square Gaussian features, where its inverses exist."
     )
     title = f"Weights of a linear SGC against one change: {federation.name}"
-    table = wrapped_table(columns, lines, title, caption)
+    table = make_table(columns, lines, wrap=True, title=title, caption=caption)
     real, found = _real_clients(federation, clients, seed)
     sentences = [
         f"Proposition {number}: weights follow the {kind} (rank correlation {ranks[number]:.2f}); "
@@ -189,4 +189,5 @@ def _real_clients(
         "anonymous walks; features: divergence of connected nodes' similarity; task: of labels."
     )
     title = "Weights of whole clients against the differences of their data"
-    return wrapped_table(("difference", "ρ", "p"), lines, title, caption), found
+    names = ("difference", "ρ", "p")
+    return make_table(names, lines, wrap=True, title=title, caption=caption), found
