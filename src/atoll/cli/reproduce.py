@@ -48,9 +48,8 @@ def reproduce(
     from atoll.present.tables import layout
     from atoll.studies.reproduce import printed
     from atoll.studies.reproduce import table as tables
-    from atoll.studies.reproduce.dry_run import dry_run_parts
     from atoll.studies.reproduce.figures import reproduce_figure
-    from atoll.studies.reproduce.listing import items, listing_parts
+    from atoll.studies.reproduce.listing import dry_run_parts, items, listing_parts
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
 
     console = common.make_console(stderr=as_json or quiet)

@@ -16,15 +16,14 @@ effect the number of labelled nodes: its transition matrix is a diagonal and wal
 nodes); negative φ count as zero, and so does a class that no participant has; predictions on
 pseudo graphs have no dropout (`server_dropout=true` brings the code's back). FedTAD-r-eq of Fig. 4a
 distils on the real graph, which no server has: it is the baseline `fedtad-real` of `atoll compare`,
-an oracle without privacy. Readings where paper
-and code differ have names: `discrepancy` kl | l1 (the code's, which also holds the local models'
-predictions fixed for the generator), `diversity` cosine | mode-seeking (added once per client in
-the code), `reduce` sum | mean over the pseudo nodes of a class, `neighbours_by` dot | cosine (the
-code's, made symmetric). With a base that personalises, every participant's model is corrected, by
-the same teachers: distillation then pulls the models towards what all agree on. The server's two
-rates are shares of the clients' rate, a tenth as in the code (1e-3 beside 1e-2; the paper is
-silent). Earlier versions had an absolute 1e-3, which ruins the model at a client rate of 1e-3.
-Where clients do not use Adam, the shares are of Adam's own 1e-2.
+an oracle without privacy. Readings where paper and code differ have names: `discrepancy` kl | l1
+(the code's, which also holds the local models' predictions fixed for the generator), `diversity`
+cosine | mode-seeking (added once per client in the code), `reduce` sum | mean over the pseudo nodes
+of a class, `neighbours_by` dot | cosine (the code's, made symmetric). With a base that
+personalises, every participant's model is corrected, by the same teachers: distillation then pulls
+the models towards what all agree on. The server's two rates are shares of the clients' rate, a
+tenth as in the code (1e-3 beside 1e-2; the paper is silent): an absolute 1e-3 ruins the model at a
+client rate of 1e-3. Where clients do not use Adam, the shares are of Adam's own 1e-2.
 """
 
 from collections.abc import Mapping

@@ -10,8 +10,8 @@ import pytest
 from atoll import run
 from atoll.core.errors import ConfigError
 from atoll.data.public.registry import GROUPS
-from atoll.studies.reproduce.dry_run import dry_run_parts, planned_runs
 from atoll.studies.reproduce.figures import ALONE
+from atoll.studies.reproduce.listing import dry_run_parts, planned_runs
 from atoll.studies.reproduce.recipes import PAPERS, absent, read_paper
 from atoll.studies.reproduce.table import PaperStudy, Wanted, plan_table, reproduce_table, unique
 from tests.data.public.layouts import write_raw
