@@ -125,8 +125,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         raise ConfigError("weights are compared where all clients have the same features")
     rng = np.random.default_rng(seed)
     clients = [client_matrices(graph, federation.classes, seed) for graph in federation.graphs]
-    lines, charts, numbers = [], [], dict[str, object]()
-    held, ranks = dict[str, float](), dict[str, float]()
+    lines, charts, sentences, numbers = [], [], [], dict[str, object]()
     for place, (number, kind) in enumerate(KINDS.items()):
         apart, moved, sides = [], [], []
         for client in clients:
@@ -141,13 +140,17 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
                 step = float(norm(twin.weights - square.weights, 2) ** 2)
                 sides.append((step, bound(square, twin, kind)))
         left, right = np.array(sides).T
-        held[number] = float((left <= right * (1 + 1e-6) + 1e-12).mean())
-        power, fit = exponent(np.array(apart), np.array(moved))
-        ranks[number] = rank = rank_correlation(np.array(apart), np.array(moved))[0]
-        lines.append([f"{number} ({kind})", *(f"{v:.2f}" for v in (rank, power, fit))])
-        lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held[number]:.0%}"]
-        numbers[number] = {"difference": apart, "change": moved, "left": left, "right": right}
-        dots = (Dots(np.array(apart), np.array(moved), colour_of(place), opacity=0.4),)
+        held = float((left <= right * (1 + 1e-6) + 1e-12).mean())
+        x, y = np.array(apart), np.array(moved)
+        numbers[number] = {"difference": x, "change": y, "left": left, "right": right}
+        rank, _ = rank_correlation(x, y)
+        lines.append([f"{number} ({kind})", *(f"{v:.2f}" for v in (rank, *exponent(x, y)))])
+        lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held:.0%}"]
+        sentences.append(
+            f"Proposition {number}: weights follow the {kind} (rank correlation {rank:.2f}); "
+            f"the bound that the proof ends with holds for {held:.0%} of the pairs."
+        )
+        dots = (Dots(x, y, colour_of(place), opacity=0.4),)
         axes = Axis(f"difference of {kind}", log=True), Axis("change of Θ", log=True)
         charts.append(Chart(f"Proposition {number}", *axes, dots))
     columns = ("proposition", "rank correlation", "exponent", "R²", "left", "right", "bound holds")
@@ -158,14 +161,8 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
     )
     title = f"Weights of a linear SGC against one change: {federation.name}"
     table = make_table(columns, lines, wrap=True, title=title, caption=caption)
-    real, found = _real_clients(federation, clients, seed)
-    sentences = [
-        f"Proposition {number}: weights follow the {kind} (rank correlation {ranks[number]:.2f}); "
-        f"the bound that the proof ends with holds for {held[number]:.0%} of the pairs."
-        for number, kind in KINDS.items()
-    ]
+    real, numbers["clients"] = _real_clients(federation, clients, seed)
     picture = Panels(title, (tuple(charts),), (13, 4.4))
-    numbers["clients"] = found
     return Claim("weights", (table, real), tuple(sentences), picture, numbers)
 
 
