@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.present.chart import Panels
-from atoll.present.tables import Column, Part, Table, heading, make_table, quiet
+from atoll.present.tables import Part, Table, heading, quiet
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,18 +29,10 @@ class Claim:
 
     def files(self) -> dict[str, object]:
         """Tables as CSV, numbers as JSON and the picture, for `write_all`."""
-        names = [f"{self.name}.csv", *(f"{self.name}-{n + 2}.csv" for n in range(9))]
-        tables = dict(zip(names, self.tables, strict=False))
+        ends = ("", *(f"-{n}" for n in range(2, 1 + len(self.tables))))
+        tables = {f"{self.name}{end}.csv": t for end, t in zip(ends, self.tables, strict=True)}
         numbers = {"sentences": self.sentences, **self.numbers}
         return {**tables, f"{self.name}.json": numbers, f"{self.name}.png": self.picture}
-
-
-def wrapped_table(
-    names: Sequence[str], rows: Sequence[Sequence[object]], title: str, caption: str, left: int = 1
-) -> Table:
-    """A table whose cells a narrow terminal may break into lines."""
-    columns = [Column(name, "left" if n < left else "right", True) for n, name in enumerate(names)]
-    return make_table(columns, rows, title=title, caption=caption)
 
 
 def exponent(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

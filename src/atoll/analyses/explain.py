@@ -37,7 +37,7 @@ from atoll.experiment.predict import Trained, edges_before, load_data, near, pre
 from atoll.experiment.problem import Problem
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Panels
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.tables import Table, make_table
 
 STEPS = 200  # of the explainer's optimizer
 SHORTLIST = 4  # candidates for each one that is shown
@@ -160,9 +160,8 @@ def explanation_table(found: Explanation) -> Table:
         f"{causal:.3f} with causal weights (Wasserstein). {found.bytes_up:,} bytes went up per "
         f"client and round; the shared networks explain {found.bytes_shared:,}."
     )
-    columns = [Column(name, wrap=True) for name in names]
     title = "Median causal weight of edges, and size of the propagation matrix"
-    return make_table(columns, lines, title=title, caption=caption)
+    return make_table(names, lines, left=0, wrap=True, title=title, caption=caption)
 
 
 def _edges(client: ClientEdges, form: str) -> Table | bytes:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from atoll.analyses.claim import Claim, wrapped_table
+from atoll.analyses.claim import Claim
 from atoll.core.errors import ConfigError, DataError, check_name
 from atoll.data.measure.heterogeneity import (
     FEATURE_BINS,
@@ -41,7 +41,7 @@ from atoll.data.public.registry import is_present, load_dataset
 from atoll.data.source import GraphSet, undirected_pairs
 from atoll.experiment.config import RECIPES
 from atoll.present.chart import GREY, Axis, Chart, Dots, Line, number_text, titled
-from atoll.present.tables import Table
+from atoll.present.tables import Table, make_table
 
 STEPS = range(3, 8)
 PAPER_WALKS = 100  # of each length, in the paper's code
@@ -57,23 +57,21 @@ def enough_walks(steps: int, *, eps: float = 0.1, delta: float = 0.01) -> int:
 
 def plain_graphs(source: GraphSet, most: int | None = None, seed: int = 0) -> list[PlainGraph]:
     """The graphs of a set, or `most` of them, drawn."""
-    count, owner = source.num_graphs, source.graph_of_node()[source.edges[0]]
+    owner, chosen = source.graph_of_node()[source.edges[0]], np.arange(source.num_graphs)
     order = np.argsort(owner, kind="stable")
-    ends, starts = source.edges[:, order], np.searchsorted(owner[order], np.arange(count + 1))
-    chosen = np.arange(count)
-    if most is not None and most < count:
-        chosen = np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+    ends = np.split(source.edges[:, order], np.searchsorted(owner[order], chosen[1:]), axis=1)
+    if most is not None and most < len(chosen):
+        chosen = np.sort(np.random.default_rng(seed).choice(len(chosen), most, replace=False))
     found = []
     for one in chosen:
-        first, end = source.node_ptr[one], source.node_ptr[one + 1]
-        inside, nodes = ends[:, starts[one] : starts[one + 1]] - first, int(end - first)
-        pairs = undirected_pairs(inside, nodes)[0]
+        first, end = source.node_ptr[one : one + 2]
+        nodes = int(end - first)
+        pairs, _ = undirected_pairs(ends[one] - first, nodes)
         found.append(PlainGraph(nodes, pairs, source.x[first:end], np.zeros(nodes)))
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class Properties:
+class Properties(NamedTuple):
     """Means over a set's graphs, over a random graph for each, and p-values, (4,) each."""
 
     real: ndarray
@@ -92,17 +90,15 @@ def properties(graphs: list[PlainGraph], seed: int = 0) -> Properties:
         drawn = rng.binomial(places, edges / places) if places else 0
         for which, pairs in enumerate((graph.pairs, random_pairs(graph.nodes, drawn, rng))):
             values[which, row] = structure_statistics(pairs, graph.nodes, path_sources=512, rng=rng)
-    real, other = np.nan_to_num(values)
-    p = []
-    for column, side in enumerate(("greater", "two-sided", "two-sided", "two-sided")):
-        sizes = [
-            number
-            for kind in (real, other)
-            for number in (kind[:, column].mean(), kind[:, column].std(ddof=1), len(graphs))
-        ]
-        test = ttest_ind_from_stats(*sizes, equal_var=False, alternative=side)
-        p.append(float(test.pvalue) if sizes[1] or sizes[4] else 1.0)
-    return Properties(real.mean(0), other.mean(0), np.array(p))
+    values = np.nan_to_num(values)
+    means, spreads = values.mean(1), values.std(1, ddof=1)
+    both = means[0], spreads[0], len(graphs), means[1], spreads[1], len(graphs)
+    greater, other = (
+        ttest_ind_from_stats(*both, equal_var=False, alternative=side).pvalue
+        for side in ("greater", "two-sided")
+    )
+    p = np.where(spreads.any(0), [greater[0], *other[1:]], 1.0)
+    return Properties(means[0], means[1], p)
 
 
 def embedding(graph: PlainGraph, rng: np.random.Generator, walks: int | None) -> ndarray:
@@ -160,16 +156,17 @@ def _first_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -
     found = {name: properties(graphs(name, None), seed) for name in names}
     lines, pairs = [], []
     for row in rows:
-        place, ours, printed = STATISTICS.index(row["measure"]), ["–"] * 3, row["value"]
+        place, ours = STATISTICS.index(row["measure"]), ["–"] * 3
         if own := found.get(row["first"]):
-            ours = [number_text(values[place], 4) for values in (own.real, own.random, own.p)]
-            pairs.append((float(printed), own.real[place]))
-        cells = zip((printed, row["other"], row["p"]), ours, strict=True)
+            ours = [number_text(values[place], 4) for values in own]
+            pairs.append((float(row["value"]), own.real[place]))
+        cells = zip((row["value"], row["other"], row["p"]), ours, strict=True)
         lines.append([row["first"], row["measure"], *(v for pair in cells for v in pair)])
     heads = [f"{what} {whose}" for what in ("real", "random", "p") for whose in ("print", "here")]
+    heads = ["data set", "property", *heads]
     title = "GCFL, Table 1: properties of graphs beside random graphs"
     caption = "p: Welch's t-test over graphs, one-sided for kurtosis. Print: 0 stands for ~0."
-    return wrapped_table(("data set", "property", *heads), lines, title, caption, left=2), pairs
+    return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
 def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -> Made:
@@ -190,9 +187,8 @@ def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) 
             ours = [f"{one.mean():.4f} ± {one.std():.4f}" for one in values]
             pairs.append((float(row["value"]), values[0].mean()))
         printed = f"{row['value']} ± {row['other']}"
-        lines.append(
-            [" – ".join(dict.fromkeys(names)), kind, printed, *ours, *["", ""][len(ours) :]]
-        )
+        sets = " – ".join(dict.fromkeys(names))
+        lines.append([sets, kind, printed, *ours, *["", ""][len(ours) :]])
     heads = ("data sets", "measure", "print", "here", "with enough walks")
     title = "GCFL, Table 2: how different the graphs of data sets are"
     caption = (
@@ -200,7 +196,7 @@ def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) 
         f"set. Here: {PAPER_WALKS} walks of each length, as the paper's code; enough walks: an "
         "error of the embedding below 0.1."
     )
-    return wrapped_table(heads, lines, title, caption, left=2), pairs
+    return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
 Made = tuple[Table, list[tuple[float, float]]]  # and printed numbers with ours

@@ -12,7 +12,7 @@ from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity
 from atoll.data.measure.structure import STATISTICS, walk_patterns
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels, Texts, named, number_text
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.tables import Table, make_table
 
 MAX_CLASSES = 12  # classes that the table of labels lists; the plot has all
 
@@ -54,10 +54,9 @@ def _label_table(found: Heterogeneity) -> Table:
 def _pair_table(found: Heterogeneity) -> Table:
     kinds = _divergences(found)
     lines = [(name, _mean_std(of), *_extreme_pairs(of, found.names)) for name, of in kinds]
-    names = ("mean ± std", "most alike", "least alike")
-    columns = [Column("", "left", wrap=True), *(Column(name, wrap=True) for name in names)]
+    names = ("", "mean ± std", "most alike", "least alike")
     title = "How different every two clients are (Jensen-Shannon divergence, 0 to 1)"
-    return make_table(columns, lines, title=title)
+    return make_table(names, lines, wrap=True, title=title)
 
 
 def _shape_table(found: Heterogeneity) -> Table:
@@ -81,8 +80,8 @@ def _table(
     if len(rows) > plot.MAX_ROWS:
         caption += f"; first {plot.MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
     lines = [[number, *row] for number, row in zip(found.names, rows, strict=True)]
-    names = [Column(name, wrap=True) for name in ("client", *columns)]
-    return make_table(names, lines[: plot.MAX_ROWS], title=title, caption=caption)
+    names, lines = ("client", *columns), lines[: plot.MAX_ROWS]
+    return make_table(names, lines, left=0, wrap=True, title=title, caption=caption)
 
 
 def _divergences(found: Heterogeneity) -> list[tuple[str, np.ndarray]]:

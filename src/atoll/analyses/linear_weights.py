@@ -14,14 +14,15 @@ Afterwards whole clients are compared, which differ in all three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+import scipy.sparse as sp
 from numpy import ndarray
 from numpy.linalg import norm, pinv
 
-from atoll.analyses.claim import Claim, exponent, wrapped_table
+from atoll.analyses.claim import Claim, exponent
 from atoll.analyses.similarity import rank_correlation
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -32,8 +33,10 @@ from atoll.data.measure.heterogeneity import (
     plain_features,
     real_edges,
 )
+from atoll.data.measure.structure import adjacency
+from atoll.data.source import undirected_pairs
 from atoll.present.chart import Axis, Chart, Dots, Panels, colour_of, number_text
-from atoll.present.tables import Table
+from atoll.present.tables import Table, make_table
 
 KINDS = {"4.1": "structure", "4.2": "features", "4.3": "task"}
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -68,19 +71,18 @@ class Linear:
         """The same graph with a share of its edges, features or labels at other nodes."""
         nodes = len(self.a)
         if kind == "structure":
-            first, second = np.nonzero(np.triu(self.a))
-            moved = rng.random(first.size) < share
-            a = self.a.copy()
-            a[first[moved], second[moved]] = a[second[moved], first[moved]] = 0
-            for one in first[moved]:
+            a, edges = self.a.copy(), np.argwhere(np.triu(self.a))
+            first, second = edges[rng.random(len(edges)) < share].T
+            a[first, second] = a[second, first] = 0
+            for one in first:
                 other = (one + rng.integers(1, nodes)) % nodes
                 a[one, other] = a[other, one] = 1
-            return Linear(a, self.x, self.y)
+            return replace(self, a=a)
         order, some = np.arange(nodes), np.flatnonzero(rng.random(nodes) < share)
         order[some] = rng.permutation(some)
         if kind == "features":
-            return Linear(self.a, self.x[order], self.y)
-        return Linear(self.a, self.x, self.y[order])
+            return replace(self, x=self.x[order])
+        return replace(self, y=self.y[order])
 
 
 def bound(one: Linear, other: Linear, kind: str) -> float:
@@ -89,39 +91,29 @@ def bound(one: Linear, other: Linear, kind: str) -> float:
     def square(matrix: ndarray) -> float:
         return float(norm(matrix, 2) ** 2)
 
-    laplacian, product = one.laplacian, one.laplacian @ one.x
-    both, y = square(pinv(product, SMALL)), square(other.y - one.y)
     if kind == "task":
-        return y * both
+        return square(other.y - one.y) * square(pinv(one.laplacian @ one.x, SMALL))
     # The tasks are the same, so that ε_Y of the proofs, the change of the embedding, is zero.
+    matrix, gap = one.matrix(kind), other.matrix(kind) - one.matrix(kind)
+    left = square(matrix @ gap)
+    ratio = square(gap) / left if left else 0.0
     if kind == "structure":
-        gap = other.laplacian - laplacian
-        left = square(laplacian @ gap)
-        ratio = square(gap) / left if left else 0.0
         return square(pinv(one.x, SMALL)) * (ratio * square(one.y))
-    gap = other.x - one.x
-    left = square(one.x @ gap)
-    return (square(gap) / left if left else 0.0) * square(pinv(laplacian, SMALL) @ one.y)
+    return ratio * square(pinv(one.laplacian, SMALL) @ one.y)
 
 
 def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
     """Some nodes of a client, or some whole graphs; a graph's label counts for its nodes."""
     real, ends = real_edges(graph)
     root = np.arange(real.size) if graph.root is None else graph.root.numpy()
-    label = graph.y.numpy()[root]
     groups = np.random.default_rng(seed).permutation(np.unique(root[real]))
     sizes = np.cumsum(np.bincount(root[real], minlength=real.size)[groups])
     chosen = groups[: max(1, np.searchsorted(sizes, most, side="right"))]
     nodes = np.flatnonzero(real & np.isin(root, chosen))
-    place = np.full(real.size, -1)
-    place[nodes] = np.arange(nodes.size)
-    first, second = place[ends]
-    inside = (first >= 0) & (second >= 0) & (first != second)
-    a = np.zeros((nodes.size, nodes.size))
-    a[first[inside], second[inside]] = a[second[inside], first[inside]] = 1
-    x = plain_features(graph.x)[nodes]
-    dense = x if isinstance(x, np.ndarray) else x.toarray()
-    return Linear(a, dense.astype(np.float64), np.eye(classes)[label[nodes]])
+    pairs, _ = undirected_pairs(ends, real.size)
+    a = adjacency(pairs, real.size)[nodes][:, nodes].toarray().astype(np.float64)
+    x = sp.csr_array(plain_features(graph.x)[nodes]).toarray().astype(np.float64)
+    return Linear(a, x, np.eye(classes)[graph.y.numpy()[root[nodes]]])
 
 
 def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Claim:
@@ -133,12 +125,11 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         raise ConfigError("weights are compared where all clients have the same features")
     rng = np.random.default_rng(seed)
     clients = [client_matrices(graph, federation.classes, seed) for graph in federation.graphs]
-    lines, charts, numbers = [], [], dict[str, object]()
-    held, ranks = dict[str, float](), dict[str, float]()
+    lines, charts, sentences, numbers = [], [], [], dict[str, object]()
     for place, (number, kind) in enumerate(KINDS.items()):
         apart, moved, sides = [], [], []
         for client in clients:
-            square = Linear(client.a, rng.normal(size=client.a.shape), client.y)
+            square = replace(client, x=rng.normal(size=client.a.shape))
             for part in np.repeat(SHARES, draws):
                 other = client.changed(kind, part, rng)
                 before, gap = client.matrix(kind), norm(other.weights - client.weights)
@@ -149,13 +140,17 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
                 step = float(norm(twin.weights - square.weights, 2) ** 2)
                 sides.append((step, bound(square, twin, kind)))
         left, right = np.array(sides).T
-        held[number] = float((left <= right * (1 + 1e-6) + 1e-12).mean())
-        power, fit = exponent(np.array(apart), np.array(moved))
-        ranks[number] = rank = rank_correlation(np.array(apart), np.array(moved))[0]
-        lines.append([f"{number} ({kind})", *(f"{v:.2f}" for v in (rank, power, fit))])
-        lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held[number]:.0%}"]
-        numbers[number] = {"difference": apart, "change": moved, "left": left, "right": right}
-        dots = (Dots(np.array(apart), np.array(moved), colour_of(place), opacity=0.4),)
+        held = float((left <= right * (1 + 1e-6) + 1e-12).mean())
+        x, y = np.array(apart), np.array(moved)
+        numbers[number] = {"difference": x, "change": y, "left": left, "right": right}
+        rank, _ = rank_correlation(x, y)
+        lines.append([f"{number} ({kind})", *(f"{v:.2f}" for v in (rank, *exponent(x, y)))])
+        lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held:.0%}"]
+        sentences.append(
+            f"Proposition {number}: weights follow the {kind} (rank correlation {rank:.2f}); "
+            f"the bound that the proof ends with holds for {held:.0%} of the pairs."
+        )
+        dots = (Dots(x, y, colour_of(place), opacity=0.4),)
         axes = Axis(f"difference of {kind}", log=True), Axis("change of Θ", log=True)
         charts.append(Chart(f"Proposition {number}", *axes, dots))
     columns = ("proposition", "rank correlation", "exponent", "R²", "left", "right", "bound holds")
@@ -165,15 +160,9 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         "inequality, with square Gaussian features, where its inverses exist."
     )
     title = f"Weights of a linear SGC against one change: {federation.name}"
-    table = wrapped_table(columns, lines, title, caption)
-    real, found = _real_clients(federation, clients, seed)
-    sentences = [
-        f"Proposition {number}: weights follow the {kind} (rank correlation {ranks[number]:.2f}); "
-        f"the bound that the proof ends with holds for {held[number]:.0%} of the pairs."
-        for number, kind in KINDS.items()
-    ]
+    table = make_table(columns, lines, wrap=True, title=title, caption=caption)
+    real, numbers["clients"] = _real_clients(federation, clients, seed)
     picture = Panels(title, (tuple(charts),), (13, 4.4))
-    numbers["clients"] = found
     return Claim("weights", (table, real), tuple(sentences), picture, numbers)
 
 
@@ -197,4 +186,5 @@ def _real_clients(
         "anonymous walks; features: divergence of connected nodes' similarity; task: of labels."
     )
     title = "Weights of whole clients against the differences of their data"
-    return wrapped_table(("difference", "ρ", "p"), lines, title, caption), found
+    names = ("difference", "ρ", "p")
+    return make_table(names, lines, wrap=True, title=title, caption=caption), found

@@ -19,7 +19,7 @@ from atoll.core.errors import ConfigError
 from atoll.data.measure.heterogeneity import describe
 from atoll.experiment.folder import RunFolder, read_run
 from atoll.present.chart import Chart, Heat, Panels, in_rows, named, number_text
-from atoll.present.tables import Column, Table, make_table
+from atoll.present.tables import Table, make_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +87,13 @@ def similarity_table(found: Similarities) -> Table:
         pairs = pairs[np.isfinite(pairs)]  # with a fraction of clients, some never meet
         between = f"{pairs.min():.2f} to {pairs.max():.2f}" if pairs.size else "–"
         lines.append([name, *_agreements(found, name).values(), between])
-    names = (*found.data, "range")
-    columns = [Column("method", "left", wrap=True), *(Column(name, wrap=True) for name in names)]
+    names = ("method", *found.data, "range")
     title = "Similarity of clients: rank correlation with the data's own, over all pairs"
     caption = (
         "1: the same order of pairs; 0: nothing in common. Range: the least and the "
         "largest similarity that the method saw between two clients."
     )
-    return make_table(columns, lines, title=title, caption=caption)
+    return make_table(names, lines, wrap=True, title=title, caption=caption)
 
 
 def _agreements(found: Similarities, method: str) -> dict[str, str]:

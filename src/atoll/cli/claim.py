@@ -28,7 +28,6 @@ def claim() -> None:
 @claim.command(
     params=[
         *options.FEDERATION,
-        option("--method NAME", "One that weighs edges as fedath does.", default="fedath"),
         *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
         option("--every N", "Rounds between two measurements.", click.IntRange(min=1), default=20),
         OUT,
@@ -40,10 +39,10 @@ def bound(out: Path | None, every: int, **given: Any) -> None:
     from atoll.experiment.config import resolve
     from atoll.present.terminal import progress
 
-    config, console = config_of(given), checked_console(out)
+    config, console = config_of(given, method="fedath"), checked_console(out)
     with progress(console, config.seeds * (resolve(config)[0].rounds or 1)) as move:
         found = follow_bound(config, every=every, on_round=lambda done: move(1))
-    _show(console, found, out)
+    show_claim(console, found, out)
 
 
 @claim.command(params=[*options.FEDERATION, options.SEED_OF_DATA, OUT])
@@ -55,7 +54,7 @@ def weights(out: Path | None, **given: Any) -> None:
     config, console = config_of(given), checked_console(out)
     made = Problem.of(config).divide(config.seed)
     print_notes(console, made.notes)
-    _show(console, weight_claim(made.federation, seed=config.seed), out)
+    show_claim(console, weight_claim(made.federation, seed=config.seed), out)
 
 
 @claim.command(
@@ -69,10 +68,10 @@ def cost(out: Path | None, doublings: int) -> None:
     from atoll.analyses.distillation_cost import cost_claim
 
     console = checked_console(out)
-    _show(console, cost_claim(doublings=doublings), out)
+    show_claim(console, cost_claim(doublings=doublings), out)
 
 
-def _show(console: Console, found: Claim, out: Path | None) -> None:
+def show_claim(console: Console, found: Claim, out: Path | None) -> None:
     """Print tables and sentences, and write the files if there is a folder."""
     from atoll.present.files import write_all
     from atoll.present.tables import layout

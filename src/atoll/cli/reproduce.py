@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from atoll.cli import common, options
+from atoll.cli.claim import show_claim
 from atoll.cli.options import PATH, command, option, repeatable
 
 ONLY = "Some cells alone: dataset, setting, clients, method, metric; one column twice: either."
@@ -35,13 +36,7 @@ OUT = (
     example="atoll reproduce fedath table1 --only dataset=Cora,clients=10 --both",
 )
 def reproduce(
-    paper: str | None,
-    item: str | None,
-    out: Path | None,
-    as_json: bool,
-    quiet: bool,
-    dry_run: bool,
-    **given: Any,
+    paper: str | None, item: str | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Run a TABLE or FIGURE of PAPER (fedath, fediih, fedtad, gcfl) again.
 
@@ -50,17 +45,16 @@ def reproduce(
     """
     from atoll.analyses.graph_sets import gcfl_table
     from atoll.cli.study_progress import StudyWatcher
-    from atoll.present.files import write_all
     from atoll.present.tables import layout
     from atoll.studies.reproduce import printed
     from atoll.studies.reproduce import table as tables
-    from atoll.studies.reproduce.dry_run import dry_run_parts
     from atoll.studies.reproduce.figures import reproduce_figure
-    from atoll.studies.reproduce.listing import items, listing_parts
+    from atoll.studies.reproduce.listing import dry_run_parts, items, listing_parts
     from atoll.studies.reproduce.recipes import PAPERS, read_paper
 
     console = common.make_console(stderr=as_json or quiet)
     tex, jobs, root, only = common.pop(given, "tex", "jobs", "data_root", "only").values()
+    dry_run = given.pop("dry_run")
     if paper is None or item is None:
         names = PAPERS if paper is None else (read_paper(paper).name,)
         console.print(layout(listing_parts(names, root, given["seeds"])))
@@ -78,12 +72,9 @@ def reproduce(
             console.print(layout([*dry_run_parts(chosen, kind, number, wanted), ""]))
             continue
         if kind == "table" and chosen.recipe.tables[number].from_data:
-            made = gcfl_table(number, root)
-            console.print(layout(made.parts()))
-            common.print_written(console, write_all(folder, made.files()))
+            show_claim(console, gcfl_table(number, root), folder)
             continue
-        watcher = StudyWatcher(console, quiet=quiet)
-        with common.stoppable(report_stop), watcher:
+        with common.stoppable(report_stop), StudyWatcher(console, quiet=quiet) as watcher:
             study = tables.PaperStudy(chosen, wanted, folder, watcher, jobs)
             if kind == "figure":
                 figure = reproduce_figure(study, number)

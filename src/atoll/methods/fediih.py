@@ -102,9 +102,7 @@ class FedIIH(Mixing):
     epochs: Epochs = 1
     tau: Sharpness = 10.0
     trains_encoder: Annotated[Literal["ce", "elbo", "both"], "losses that train the encoder"] = "ce"
-    heads: Annotated[Literal["shared", "separate", "two-encoders"], "what log σ² has to itself"] = (
-        "shared"
-    )
+    heads: Annotated[Literal["shared", "separate", "two-encoders"], "parts of log σ²"] = "shared"
     js: Annotated[Literal["moments", "monte-carlo"], "how the divergence is computed"] = "moments"
     prior: Annotated[Literal["paper", "code"], "whose terms tie α̂ to α̃"] = "paper"
     elbo_sums: Annotated[Literal["sum", "mean"], "sums or means over nodes in the ELBO"] = "sum"

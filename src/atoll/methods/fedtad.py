@@ -16,15 +16,14 @@ effect the number of labelled nodes: its transition matrix is a diagonal and wal
 nodes); negative φ count as zero, and so does a class that no participant has; predictions on
 pseudo graphs have no dropout (`server_dropout=true` brings the code's back). FedTAD-r-eq of Fig. 4a
 distils on the real graph, which no server has: it is the baseline `fedtad-real` of `atoll compare`,
-an oracle without privacy. Readings where paper
-and code differ have names: `discrepancy` kl | l1 (the code's, which also holds the local models'
-predictions fixed for the generator), `diversity` cosine | mode-seeking (added once per client in
-the code), `reduce` sum | mean over the pseudo nodes of a class, `neighbours_by` dot | cosine (the
-code's, made symmetric). With a base that personalises, every participant's model is corrected, by
-the same teachers: distillation then pulls the models towards what all agree on. The server's two
-rates are shares of the clients' rate, a tenth as in the code (1e-3 beside 1e-2; the paper is
-silent). Earlier versions had an absolute 1e-3, which ruins the model at a client rate of 1e-3.
-Where clients do not use Adam, the shares are of Adam's own 1e-2.
+an oracle without privacy. Readings where paper and code differ have names: `discrepancy` kl | l1
+(the code's, which also holds the local models' predictions fixed for the generator), `diversity`
+cosine | mode-seeking (added once per client in the code), `reduce` sum | mean over the pseudo nodes
+of a class, `neighbours_by` dot | cosine (the code's, made symmetric). With a base that
+personalises, every participant's model is corrected, by the same teachers: distillation then pulls
+the models towards what all agree on. The server's two rates are shares of the clients' rate, a
+tenth as in the code (1e-3 beside 1e-2; the paper is silent): an absolute 1e-3 ruins the model at a
+client rate of 1e-3. Where clients do not use Adam, the shares are of Adam's own 1e-2.
 """
 
 from collections.abc import Mapping
@@ -234,19 +233,8 @@ class FedTAD(Wrapper, Averaging):
         # Matrices stored by column: products with all of them need no copy.
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
         lesson = self.lesson(stored, _share(server.phi[rows]), personal)
-        generator, its_moments = server.generator, server.generator_moments
-        root = clients.key
-        keys = [fold(root, "distil", number) for number in range(self.iterations)]
-        noise = torch.func.vmap(lesson.noise)(torch.stack(keys)) if keys else ()
-        for number, drawn in enumerate(zip(noise, keys, strict=True)):
-            # The first iteration reads the server's trees; later ones may overwrite their own.
-            own = number > 0
-            generator, its_moments = lesson.make_harder(
-                generator, its_moments, students, *drawn, owned=own
-            )
-            students, moments = lesson.teach(
-                generator, students, moments, *drawn, owned=own or personal
-            )
+        start = server.generator, server.generator_moments, students, moments
+        generator, its_moments, students, moments = lesson.play(*start, clients.key)
         if personal:
             students = put(deployed.tree, rows, students)
             moments = put(server.model_moments, rows, moments)
@@ -282,6 +270,21 @@ class Lesson:
         if self.method.reduce == "sum":
             return weight
         return weight / (labels.unsqueeze(1) == labels).sum(1)
+
+    def play(
+        self, generator: Tree, its_moments: Tree, students: Tree, moments: Tree, key: Tensor
+    ) -> tuple[Tree, Tree, Tree, Tree]:
+        """All iterations of a round: steps of the generator, then of the students."""
+        keys = [fold(key, "distil", number) for number in range(self.method.iterations)]
+        noise = torch.func.vmap(self.noise)(torch.stack(keys)) if keys else ()
+        for number, drawn in enumerate(zip(noise, keys, strict=True)):
+            # The first iteration reads the server's trees; later ones may overwrite their own.
+            own = number > 0
+            made = self.make_harder(generator, its_moments, students, *drawn, owned=own)
+            generator, its_moments = made
+            own = own or self.personal
+            students, moments = self.teach(generator, students, moments, *drawn, owned=own)
+        return generator, its_moments, students, moments
 
     def make_harder(
         self,

@@ -137,11 +137,9 @@ class GCFL(Mixing):
         like = leaves(start)[0]
         none = torch.zeros(total, dtype=torch.int64, device=like.device)
         norms, noted = like.new_zeros(total, self.seq_length), like.new_zeros(0, 2, total)
-        splits = none.new_full((total - 1, 1 + total), -1)
-        tree = splits, like.new_zeros(total - 1, 3)
-        return Server(
-            spread(start, total), none, norms, none.clone(), *tree, noted, none.new_zeros(())
-        )
+        splits, reasons = none.new_full((total - 1, 1 + total), -1), like.new_zeros(total - 1, 3)
+        history = splits, reasons, noted, none.new_zeros(())
+        return Server(spread(start, total), none, norms, none.clone(), *history)
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
@@ -155,9 +153,8 @@ class GCFL(Mixing):
         found = self._criterion(server, products, reply.weight.double(), present)
         server = _with_trace(server, products, found, clients)
         if clients.happens(found.met.any()):
-            server = self._split(server, products, found, clients)
-        models = _moved(server, updates, reply.weight, present, self.update)
-        return replace(server, models=models)
+            server = self._split(server, products.cpu(), found, clients)  # faster for so few
+        return replace(server, models=_moved(server, updates, reply.weight, present, self.update))
 
     def stage(self, round: int) -> int:
         return round // ROOM
@@ -213,7 +210,6 @@ class GCFL(Mixing):
     ) -> Server:
         """Split the clusters that meet the criterion, each into two."""
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
-        products = products.cpu()  # some numbers of some clients: a CPU is faster
         lines = zip(*(part.tolist() for part in found), strict=True)
         for members, (*reason, met) in zip(clusters(server), lines, strict=False):
             if met:
@@ -265,8 +261,7 @@ def update_norms(
 
     `inside` has a row for each cluster, (C, K), true for its members.
     """
-    share = inside * (weight if mean == "weighted" else torch.ones_like(weight))
-    share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+    share = _shares(inside, weight if mean == "weighted" else torch.ones_like(weight))
     together = ((share @ products) * share).sum(1).clamp(min=0).sqrt()
     return together, (inside * products.diagonal()).amax(1).sqrt()
 
@@ -309,6 +304,12 @@ def _members(server: Server) -> Tensor:
     return server.cluster == numbers.unsqueeze(1)
 
 
+def _shares(inside: Tensor, weight: Tensor) -> Tensor:
+    """Weights within each cluster, (C, K), which sum to one, or to zero without a participant."""
+    share = inside * weight
+    return share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+
+
 def _with_trace(server: Server, products: Tensor, found: Criterion, clients: Clients) -> Server:
     """Note the norms of the round in the next free row of the trace."""
     present, noted = clients.positions, server.noted
@@ -339,9 +340,6 @@ def _divided(
 
 def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor, update: str) -> Tree:
     """Every client's model plus the weighted mean, or sum, of its cluster's updates."""
-    share = _members(server)[:, positions].to(weight.dtype)
-    if update == "mean":
-        inside = share * weight
-        share = inside / inside.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
-    steps = mix(updates, share)
+    inside = _members(server)[:, positions].to(weight.dtype)
+    steps = mix(updates, _shares(inside, weight) if update == "mean" else inside)
     return tree_map(lambda model, step: model + step[server.cluster], server.models, steps)

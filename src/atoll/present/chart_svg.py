@@ -28,10 +28,7 @@ TABLE_ROWS, TABLE_COLUMNS = 40, 14
 MAX_SIDE = 60  # rows and columns of a picture of a matrix
 PLAIN = Axis("", 0.0, 1.0, ticks=())
 """The vertical axis of a strip: 0 is its lower edge, 1 its upper edge."""
-OUTLINES = {
-    "box": "M-{r} -{r}H{r}V{r}H-{r}z",
-    "cross": "M-{r} -{r}L{r} {r}M-{r} {r}L{r} -{r}",
-}
+OUTLINES = {"box": "M-{r} -{r}H{r}V{r}H-{r}z", "cross": "M-{r} -{r}L{r} {r}M-{r} {r}L{r} -{r}"}
 """Paths of the shapes that are no circles; `r` is half their size."""
 
 

@@ -86,6 +86,7 @@ def make_table(
     rows: Iterable[Iterable[object]],
     *,
     left: int = 1,
+    wrap: bool = False,
     title: str = "",
     caption: str = "",
     notes: Iterable[str] = (),
@@ -93,14 +94,15 @@ def make_table(
 ) -> Table:
     """A table of plain values; None is an empty cell.
 
-    A column that is only a name is aligned left if it is one of the first `left`, else right.
+    A column that is only a name is aligned left if it is one of the first `left`, else right; a
+    terminal may break its cells if they `wrap`.
     """
 
     def cell(value: object) -> Cell:
         return value if isinstance(value, Cell) else Cell("" if value is None else str(value))
 
     named = (
-        one if isinstance(one, Column) else Column(one, "left" if place < left else "right")
+        one if isinstance(one, Column) else Column(one, "left" if place < left else "right", wrap)
         for place, one in enumerate(columns)
     )
     lines = (tuple(map(cell, row)) for row in rows)

@@ -77,7 +77,7 @@ class Features(Baseline[list[_Linear]]):
         from sklearn.linear_model import LogisticRegression
 
         chosen = graph.train > 0
-        labels, x = graph.y[chosen], _dense(graph)[chosen].double()
+        labels, x = graph.y[chosen], graph.x.to_dense()[chosen].double()
         known = torch.unique(labels)
         if len(known) < 2:  # nothing to separate
             known = known if len(known) else torch.zeros(1, dtype=torch.int64)
@@ -90,7 +90,7 @@ class Features(Baseline[list[_Linear]]):
 
     def predict(self, model: list[_Linear], client: int, graph: Graph) -> Tensor:
         own = model[client]
-        scores = _dense(graph).double() @ own.slope.T + own.offset
+        scores = graph.x.to_dense().double() @ own.slope.T + own.offset
         # A class that the client has never seen gets a probability of about one in a million.
         rest = scores.amin(1, keepdim=True) - 14.0
         return rest.repeat(1, own.classes).index_copy(1, own.known, scores)
@@ -100,10 +100,6 @@ def _refuse_graphs(name: str, federation: Federation) -> None:
     if federation.task.many_graphs:
         many = f"'{federation.name}' is a set of graphs; choose 'majority', or other data"
         raise ConfigError(f"the baseline '{name}' classifies nodes, but {many}")
-
-
-def _dense(graph: Graph) -> Tensor:
-    return graph.x if isinstance(graph.x, Tensor) else graph.x.to_dense()
 
 
 @dataclass(frozen=True)
@@ -167,7 +163,7 @@ class Trees(Baseline[list[Tensor]]):
         return every
 
     def _inputs(self, graph: Graph) -> Tensor:
-        x = _dense(graph).double().numpy()
+        x = graph.x.to_dense().double().numpy()
         if not self.neighbours:
             return torch.from_numpy(x)
         (source, target), size = graph.edges.numpy(), graph.num_nodes
@@ -273,11 +269,6 @@ class _RealLesson(Lesson):
         real = self.drawn(None, self.share).real
         return self.share[:, :1] * real / real.sum()
 
-    def make_harder(
-        self, generator: Tree, moments: Tree, *rest: object, owned: bool = False
-    ) -> tuple[Tree, Tree]:
-        return generator, moments
-
     def drawn(self, generator: Tree, noise: Tensor) -> Graph:
         assert isinstance(self.method, _OnRealGraph)
         assert self.method.graph is not None
@@ -313,7 +304,8 @@ class RealFedTAD(Oracle):
         if settings["reliability"] not in ("topology", "equal"):  # its default, or no choice
             raise ConfigError("fedtad-real trusts all clients alike; leave out reliability")
         graph = moved(with_views(whole, method.net.views), device)
-        return _OnRealGraph(**{**settings, "reliability": "equal"}, graph=graph), federation
+        settings |= {"reliability": "equal", "generator_steps": 0}
+        return _OnRealGraph(**settings, graph=graph), federation
 
 
 def as_method(name: str, config: RunConfig) -> RunConfig:

@@ -10,9 +10,9 @@ import pytest
 from atoll import run
 from atoll.core.errors import ConfigError
 from atoll.data.public.registry import GROUPS
-from atoll.studies.reproduce.dry_run import dry_run_parts, planned_runs
 from atoll.studies.reproduce.figures import ALONE
-from atoll.studies.reproduce.recipes import PAPERS, read_paper
+from atoll.studies.reproduce.listing import dry_run_parts, planned_runs
+from atoll.studies.reproduce.recipes import PAPERS, absent, read_paper
 from atoll.studies.reproduce.table import PaperStudy, Wanted, plan_table, reproduce_table, unique
 from tests.data.public.layouts import write_raw
 
@@ -23,7 +23,8 @@ def test_every_recipe_is_valid_without_data(name: str, tmp_path: Path) -> None:
     for number, table in paper.recipe.tables.items():
         found = planned_runs(paper, "table", number, wanted)
         assert bool(found) == (not table.reason)
-        assert all("atoll data fetch" in one.lacking for one in found)
+        lacking = {one.config.data: absent(one.config.data, str(tmp_path)) for one in found}
+        assert all("atoll data fetch" in why for why in lacking.values())
     for number, figure in paper.recipe.figures.items():
         found = planned_runs(paper, "figure", number, wanted)
         assert bool(found) == (not figure.reason and figure.draw not in ALONE)
@@ -36,7 +37,7 @@ def test_the_runs_are_those_of_the_table(name: str, number: str) -> None:
     rows = plan_table(paper, number, wanted)
     runs = unique(one for row in rows for some in row.runs.values() for one in some)
     runs += [row.baseline for row in rows if row.baseline is not None]
-    found = {one.run.name for one in planned_runs(paper, "table", number, wanted)}
+    found = {one.name for one in planned_runs(paper, "table", number, wanted)}
     assert found == {one.name for one in runs}
 
 

@@ -27,6 +27,8 @@ NOT_TUNED = {
     "factor_variance": "fediih: a prior of the paper",
     "alpha_variance": "fediih: a prior of the paper",
     "lam_diverg": "fedtad: the scale that lam_sem and lam_div are relative to",
+    "generator_lr": "fedtad: replaces generator_ratio, which is searched",
+    "distil_lr": "fedtad: replaces distil_ratio, which is searched",
     "weak_edges": "fgssl: views as published",
     "weak_features": "fgssl: views as published",
     "strong_edges": "fgssl: views as published",

@@ -37,12 +37,8 @@ def normalised_back(grad: Tensor, found: Tensor, scale: Tensor, *matrix: Tensor)
     grad, offsets, *ends, values, t_offsets, t_order = (t.contiguous() for t in (grad, *matrix))
     nodes, entries = len(offsets), len(found)
     by_degree, out = grad.new_empty(nodes), grad.new_empty(entries)
-    bags, sizes, grid = (
-        (offsets, t_offsets, t_order),
-        (nodes, entries),
-        (triton.cdiv(nodes, NODES),),
-    )
-    _by_degree[grid](grad, found, *bags, scale, by_degree, *sizes, NODES=NODES, num_warps=4)
+    bags, grid = (offsets, t_offsets, t_order, scale), (triton.cdiv(nodes, NODES),)
+    _by_degree[grid](grad, found, *bags, by_degree, nodes, entries, NODES=NODES, num_warps=4)
     given, grid = (grad, values, *ends, scale, by_degree, out), (triton.cdiv(entries, TILE),)
     _entries_back[grid](*given, entries, TILE=TILE, num_warps=4)
     return out

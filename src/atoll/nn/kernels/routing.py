@@ -132,13 +132,7 @@ def _across(grad, unit, scale):
 
 @triton.jit
 def _normalise(
-    x,
-    unit,
-    scale,
-    K: tl.constexpr,
-    H: tl.constexpr,
-    K_WIDE: tl.constexpr,
-    H_WIDE: tl.constexpr,
+    x, unit, scale, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
 ):
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)

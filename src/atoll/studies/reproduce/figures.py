@@ -15,7 +15,7 @@ from atoll.present.tables import Part, heading, quiet
 from atoll.present.terminal import counted
 from atoll.studies.reproduce import figure_charts
 from atoll.studies.reproduce.recipes import FigureRecipe, Paper, Variant, absent
-from atoll.studies.reproduce.table import PaperStudy, Wanted, named_run
+from atoll.studies.reproduce.table import PaperStudy, Wanted, named_run, unique
 from atoll.studies.study_run import Json, RunOutcome, StudyRun
 
 Label = str | float | int
@@ -50,23 +50,29 @@ class Figure:
     def recipe(self) -> FigureRecipe:
         return self.paper.recipe.figures[self.number]
 
-    def plan(self) -> tuple[list[Point], list[str]]:
-        """The runs of the figure, and why some parts of it have none."""
+    def runs(self, *, here: bool = True) -> list[StudyRun]:
+        """Each run of the figure, its baselines too; also without the data unless `here`."""
+        points, _ = self.plan(here=here)
+        return unique([*(point.run for point in points), *self.baselines(points).values()])
+
+    def plan(self, *, here: bool = True) -> tuple[list[Point], list[str]]:
+        """The points of the figure, and why parts of it have none, if the data must be here."""
         paper, recipe, root = self.paper, self.recipe, self.wanted.root
         if recipe.reason:
             raise ConfigError(f"figure {self.number} of {paper.name} is not drawn: {recipe.reason}")
         for key in (key for key, _ in self.wanted.only if key not in COLUMNS):
             raise ConfigError(f"--only {key}=... is for tables; a figure has {', '.join(COLUMNS)}")
         datasets = self._kept(recipe.datasets, "dataset")
-        lacking = {one: paper.why_not(one, recipe.methods[0], root) for one in datasets}
+        sought = datasets if here else ()
+        lacking = {one: paper.why_not(one, recipe.methods[0], root) for one in sought}
         points: list[Point] = []
         for dataset, clients in itertools.product(datasets, recipe.clients or (None,)):
-            if lacking[dataset]:
+            if lacking.get(dataset):
                 continue
             for place, (x, y) in enumerate(itertools.product(recipe.x, recipe.y)):
                 for method in self._kept(x.methods or recipe.methods, "method", check=False):
                     run = self.run_at(dataset, method, clients, (x, y))
-                    if x.beside and (partner := absent(x.beside, root)):
+                    if here and x.beside and (partner := absent(x.beside, root)):
                         lacking[x.beside] = partner
                     else:
                         points.append(Point(dataset, clients, method, x, y, run, group=place))

@@ -37,14 +37,12 @@ def _texts(found: Reproduction, row: ReproducedRow) -> list[str]:
     """A row as text: printed, ours, difference, verdict, then the same under strict."""
     one = row.printed
     texts = [value_text(one.value, one.std, one.metric)]
-    for rules in found.rules:
+    for rules in (*found.rules, *_beside(found)):
         own, gap = row.ours.get(rules), found.difference(row, rules)
         texts.append(DASH if own is None else value_text(own.mean, own.std, one.metric))
-        texts.append(DASH if gap is None else f"{gap:+.1f}")
+        if rules in found.rules:
+            texts.append(DASH if gap is None else f"{gap:+.1f}")
         texts += [_verdicts(found, row)] if rules == found.rules[0] else []
-    for rules in _beside(found):
-        own = row.beside.get(rules)
-        texts.append(DASH if own is None else value_text(own.mean, own.std, one.metric))
     return texts
 
 

@@ -34,6 +34,8 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, r
 
 LAST = ":last"  # after the name of a protocol: the last round in place of the selected one
 TOLERANCE = 1.5  # points from a printed number to ours, if the printed spread is no larger
+Spread = tuple[float, float | None, int]  # mean, standard deviation and number of seeds
+Done = Container[str] | None  # names of runs that need no data any more; None: all
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # that `--only` can choose by
 
 
@@ -120,17 +122,13 @@ def verdict(difference: float, tolerance: float) -> str:
 
 
 def compatible(
-    paper: Paper,
-    metric: str,
-    printed: float,
-    spread: float | None,
-    ours: Sequence[tuple[float, float | None, int]],
+    paper: Paper, metric: str, printed: float, spread: float | None, ours: Sequence[Spread]
 ) -> bool | None:
     """Whether print and ours differ by at most two standard errors of their difference.
 
-    `ours` has mean, standard deviation and seeds of each draw of the data; runs of all draws count
-    alike. The printed mean has the recipe's number of runs, and our spread where none is printed.
-    If only seeds differ, about nine of ten cells agree. None: we have no spread.
+    `ours` are those of each draw of the data; runs of all draws count alike. The printed mean has
+    the recipe's number of runs, and our spread where none is printed. If only seeds differ, about
+    nine of ten cells agree. None: we have no spread.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
@@ -245,10 +243,8 @@ def _aliases(paper: Paper, name: str, column: str) -> list[str]:
     return name.split(";") if column == "setting" else []
 
 
-def plan_table(
-    paper: Paper, table: str, wanted: Wanted, done: Container[str] = ()
-) -> list[ReproducedRow]:
-    """The rows of a table before anything is run; runs in `done` need no data any more."""
+def plan_table(paper: Paper, table: str, wanted: Wanted, done: Done = ()) -> list[ReproducedRow]:
+    """The rows of a table before anything is run; runs in `done`, or all (None), need no data."""
     if reason := paper.recipe.tables[table].reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
@@ -263,13 +259,13 @@ def in_order(cells: Sequence[Printed]) -> list[Printed]:
 
 
 def _planned(
-    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Container[str]
+    paper: Paper, one: Printed, table: Sequence[Printed], wanted: Wanted, done: Done
 ) -> ReproducedRow:
     parts = averaged(one, table) if one.metric == AVERAGE else [one]
     own = paper.recipe.protocol
     reasons = {
         part.dataset: paper.why_not(part.dataset, part.method, wanted.root)
-        for part in parts
+        for part in (parts if done is not None else ())
         if not done or _run(paper, part, own, wanted).name not in done
     }
     if lacking := [name for name, reason in reasons.items() if reason]:

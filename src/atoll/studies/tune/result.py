@@ -191,9 +191,7 @@ def trials_table(tuned: Tuned) -> Table:
 def final_table(found: TuningResult) -> Table:
     """All methods: their defaults, their best trial, and the final test."""
     tested = bool(found.request.seeds)
-    names = ["trials", "validation, defaults", "validation, tuned", "test, tuned"]
-    columns = [Column("method", "left", wrap=True)]
-    columns += [Column(name, wrap=True) for name in (names if tested else names[:-1])]
+    names = ["method", "trials", "validation, defaults", "validation, tuned", "test, tuned"]
     rows = []
     for tuned in found.methods.values():
         first, metrics = tuned.trials[0].value, (tuned.test or {"metrics": {}})["metrics"]
@@ -202,7 +200,8 @@ def final_table(found: TuningResult) -> Table:
         numbers = defaults, best, percent(metrics, f"test_{tuned.metric}")
         row = [tuned.method, len(tuned.trials), *numbers]
         rows.append(row if tested else row[:-1])
-    return make_table(columns, rows, caption=_caption(found), notes=found.notes)
+    names = names if tested else names[:-1]
+    return make_table(names, rows, wrap=True, caption=_caption(found), notes=found.notes)
 
 
 def _caption(found: TuningResult) -> str:
