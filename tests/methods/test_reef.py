@@ -12,7 +12,7 @@ from atoll.core.random import make_key
 from atoll.core.tree import leaves
 from atoll.engines.base import ENGINES
 from atoll.methods import FedProx, Reef
-from atoll.methods.reef import Kept, Server
+from atoll.methods.reef import Kept
 from atoll.nn.residual import Duo
 from atoll.testing import CLASSES, FEATURES, small_federation
 from tests.methods.quadratic import run
@@ -30,19 +30,7 @@ class Sum(FedProx):
 def test_the_models_are_those_of_fedprox(engine):
     ours = run(Reef(NET, mu=0.3), engine)
     theirs = run(Sum(NET, mu=0.3), engine)
-    assert all(map(torch.equal, leaves(ours.server.model), leaves(theirs.server)))
-
-
-def test_without_memory_the_last_model_is_deployed():
-    server = run(Reef(NET, memory=0.0)).server
-    assert all(map(torch.equal, leaves(server.model), leaves(server.mean)))
-
-
-def test_the_running_mean_keeps_its_share():
-    method, tree = Reef(NET, memory=0.75), {"w": torch.tensor([1.0])}
-    server = Server({"w": torch.tensor([5.0])}, tree)
-    assert method.deploy(server).tree is tree
-    assert method.redeploy(server, {"w": torch.tensor([2.0])}).mean["w"].tolist() == [2.0]
+    assert all(map(torch.equal, leaves(ours.server), leaves(theirs.server)))
 
 
 def test_scores_are_log_likelihoods_of_validation_nodes():

@@ -1,7 +1,7 @@
 """Reef: two networks that look differently at neighbours, averaged, and weighed by each client.
 
     θ_i <- fit of Σ_b CE(f_b(θ_b)) with the pull μ (θ - θ̄);   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
-    client i predicts  Σ_b w_ib softmax(f_b(θ̃_b)),   θ̃ a running mean of the server's models θ̄
+    client i predicts  Σ_b w_ib softmax(f_b(θ̄_b))
 
 Branches b are a GCN and a residual network (`net=duo`). A client weighs three settings, the GCN,
 the residual network and the mean of both, by the likelihood of its own validation nodes.
@@ -13,31 +13,21 @@ Departures from the reference code: there is none; the method is Atoll's own.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update, aggregated
+from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, Share, WeightBy
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, client_step
+from atoll.core.method import client_step
 from atoll.core.space import USUAL, Real
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
 from atoll.nn.residual import Duo
-
-
-@record
-class Server:
-    """What the server keeps."""
-
-    model: Tree
-    mean: Tree  # running mean of the models, which clients predict with
-    rule: Tree = None
 
 
 @record
@@ -54,7 +44,7 @@ class Reef(Averaging):
 
     net: Duo
     mu: Annotated[NonNegative, "μ: weight of the pull towards the received model"] = 0.1
-    memory: Annotated[Share, "share of the old models in the running mean"] = 0.8
+    memory: Annotated[Share, "share of a setting's earlier scores in its score"] = 0.8
     sharpness: Annotated[NonNegative, "weight of a validation node in the choice"] = 1.0
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
@@ -65,22 +55,6 @@ class Reef(Averaging):
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"
     paper = "no paper: Atoll's own method"
-
-    def init(self, clients: Clients) -> Server:
-        model = self.start(clients.key)
-        return Server(model, model, self.aggregate.init(model))
-
-    def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToAll(server.model))
-        model, rule = aggregated(self.aggregate, server, reply, clients.key)
-        mean = tree_map(lambda new, old: torch.lerp(new, old, self.memory), model, server.mean)
-        return Server(model, mean, rule)
-
-    def deploy(self, server: Server) -> ToAll:
-        return ToAll(server.mean)
-
-    def redeploy(self, server: Server, tree: Tree) -> Server:
-        return replace(server, mean=tree)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
         first, second = self.net.each(params, graph, key)
