@@ -4,7 +4,7 @@
     client i predicts  Σ_b w_ib softmax(f_b(θ̄_b))
 
 Branches b are a GCN and a residual network (`net=duo`). A client weighs three settings, the GCN,
-the residual network and the mean of both, by the likelihood of its own validation nodes.
+the residual network and the mean of both, by the likelihood of the client's validation nodes.
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments, and the score of every setting.

@@ -120,13 +120,17 @@ class Duo(Embedder):
         gcn, residual = self.branches
         return {**gcn.views, **residual.views}
 
+    @property
+    def _nets(self) -> tuple[Embedder, ...]:
+        return self.branches
+
     def init(self, key: Tensor) -> Tree:
         gcn, residual = self.branches
         return [gcn.init(fold(key, 0)), residual.init(fold(key, 1))]
 
     def each(self, params: Tree, graph: Graph, key: Tensor | None = None) -> list[Tensor]:
         """The logits of each branch, (N, C)."""
-        parts = zip(self.branches, params, _keys(key), strict=True)
+        parts = zip(self._nets, params, _keys(key), strict=True)
         return [net(own, graph, noise) for net, own, noise in parts]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
@@ -135,12 +139,12 @@ class Duo(Embedder):
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layers' inputs beside each other, (N, 2 hidden)."""
-        parts = zip(self.branches, params, _keys(key), strict=True)
+        parts = zip(self._nets, params, _keys(key), strict=True)
         return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layers on the output of `embed`, (N, C)."""
-        parts = zip(self.branches, params, h.chunk(2, -1), _keys(key), strict=True)
+        parts = zip(self._nets, params, h.chunk(2, -1), _keys(key), strict=True)
         return _log_mean([net.logits(own, x, graph, noise) for net, own, x, noise in parts])
 
 
