@@ -29,6 +29,8 @@ NOT_TUNED = {
     "lam_diverg": "fedtad: the scale that lam_sem and lam_div are relative to",
     "generator_lr": "fedtad: replaces generator_ratio, which is searched",
     "distil_lr": "fedtad: replaces distil_ratio, which is searched",
+    "memory": "reef: how long the choice between its networks remembers, not how they train",
+    "sharpness": "reef: how sharply it chooses between its networks, not how they train",
     "weak_edges": "fgssl: views as published",
     "weak_features": "fgssl: views as published",
     "strong_edges": "fgssl: views as published",
