@@ -192,9 +192,8 @@ def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
     for arg, dim in zip(args, dims, strict=True):
         if arg is not None and dim is None:
             raise RuntimeError("a sparse matrix must be stacked whole: all of its tensors or none")
-        if arg is not None and dim:
-            arg = arg.movedim(dim, 0)
-        out.append(None if arg is None else arg.flatten(0, 1))
+        first = arg.movedim(dim, 0) if arg is not None and dim else arg
+        out.append(None if first is None else first.flatten(0, 1))
     return out
 
 

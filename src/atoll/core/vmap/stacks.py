@@ -196,13 +196,13 @@ def call(function: type[Function], *args: Any) -> Any:
     axes: list[int | None] = []
     lowered = []
     for arg in args:
-        axis = None
+        axis, one = None, arg
         if isinstance(arg, Tensor):
-            arg = _functorch.unwrap_if_dead(arg)  # as in `lower`
-            if _functorch.is_batchedtensor(arg):
-                axis, arg = _functorch.maybe_get_bdim(arg), _functorch.get_unwrapped(arg)
+            one = _functorch.unwrap_if_dead(arg)  # as in `lower`
+            if _functorch.is_batchedtensor(one):
+                axis, one = _functorch.maybe_get_bdim(one), _functorch.get_unwrapped(one)
         axes.append(axis)
-        lowered.append(arg)
+        lowered.append(one)
     with batch.paused():
         if axes.count(None) == len(axes):
             return call(function, *lowered)
