@@ -78,12 +78,12 @@ def in_turn(
     """For each source the seconds of all rounds, then the test accuracy."""
     shared = (method, *options, "--rounds", str(rounds), "--seeds", "1", "--device", "cpu")
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
         sides = [
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, str(RUNNER), "run", *shared, "--json", "--quiet"],
-                    cwd=folder,
+                    # Not one for both: runs that start in the same second have the same name.
+                    cwd=stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")),
                     env={**environment(threads), "PYTHONPATH": str(source)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

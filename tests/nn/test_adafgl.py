@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
+from atoll.core.fit import gradient
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import make_key, normal
-from atoll.core.vmap.stacks import call
+from atoll.core.vmap.stacks import call, vmap_trees
+from atoll.engines.stacking import stack_graphs
 from atoll.nn import views
 from atoll.nn.adafgl import (
     Heads,
@@ -85,6 +87,33 @@ def test_propagation_is_the_normalised_blend(threshold):
     s = Similarity(directions(p, graph.real), threshold, 6)
     t = propagation(graph.views["plain"], s, graph.real, 0.3)
     torch.testing.assert_close(t(h), dense_t(graph, p, 0.3, threshold) @ h)
+
+
+def test_propagation_has_the_derivative_of_its_matrix():
+    # One-way edges: the derivative is a product with the transpose.
+    clients = [(with_views(_one_way(graph), VIEWS), p, h) for graph, p, h in map(example, (2, 1))]
+
+    def slope(graph: Graph, p: Tensor, h: Tensor) -> Tensor:
+        s = Similarity(directions(p, graph.real))
+        t = propagation(graph.views["plain"], s, graph.real, 0.3)
+        return gradient(lambda x, _: (h * t(x)).sum(), h, make_key(0))
+
+    stacked = stack_graphs([graph for graph, _, _ in clients])
+    size = stacked.real.shape[1]
+    rows = [
+        torch.stack([functional.pad(part, (0, 0, 0, size - len(part))) for part in parts])
+        for parts in list(zip(*clients, strict=True))[1:]
+    ]
+    together = vmap_trees(slope, stacked, *rows)
+    for (graph, p, h), found in zip(clients, together, strict=True):
+        wanted = dense_t(graph, p, 0.3).T @ h
+        torch.testing.assert_close(slope(graph, p, h), wanted)
+        torch.testing.assert_close(found[: len(h)], wanted)
+
+
+def _one_way(graph: Graph) -> Graph:
+    keep = graph.edges[0] < graph.edges[1]
+    return replace(graph, edges=graph.edges[:, keep], edge_weight=graph.edge_weight[keep])
 
 
 def test_without_similarity_it_is_the_adjacency_of_a_gcn():

@@ -48,6 +48,7 @@ class Recordable(Protocol):
         """Replies of the clients at `positions`, which Python does not know, stacked."""
 
     def stacked_states(self) -> Tree: ...  # every client's, in the clients' order
+    def states_finite(self) -> bool: ...  # whether every number of every client's is
     def regroup(self) -> bool: ...  # stack states for programs of all clients; False if some lack
     def program_states(self) -> dict[Members, Tree]: ...  # of each program; None before they begin
     def put_states(self, states: Mapping[Members, Tree]) -> None: ...  # what `program_states` gave

@@ -139,7 +139,10 @@ class Participants:
             rows = [take(reply, row) for row in range(len(self))]
         else:
             # Nothing leaves the client (Local): then its private state must tell.
-            states = [] if step.keeps_state else self.simulation.private_states()
+            engine = self.simulation.engine
+            if step.keeps_state or (isinstance(engine, Recordable) and engine.states_finite()):
+                return
+            states = self.simulation.private_states()
             rows = [states[p] for p in self.positions.tolist()] if states else []
         for position, row in zip(self.positions.tolist(), rows, strict=False):
             if not all_finite(row):

@@ -23,7 +23,7 @@ from atoll.core.federation import LazyGraphs
 from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll, ToEach
 from atoll.core.method import Step
-from atoll.core.tree import Tree, concat, inside_transform, take, tree_map
+from atoll.core.tree import Tree, all_finite, concat, inside_transform, take, tree_map
 from atoll.core.vmap.varied import Undecided
 from atoll.engines import stacking
 from atoll.engines.base import Members
@@ -248,6 +248,9 @@ class Fused:
     def stacked_states(self) -> Tree:
         whole = concat(list(self.states.stacks.values()))
         return take(whole, self._index(_rows(self.states.stacks, range(len(self.graphs)))))
+
+    def states_finite(self) -> bool:
+        return all_finite(list(self.states.stacks.values()))
 
     @cached_property
     def _on_gpu(self) -> bool:

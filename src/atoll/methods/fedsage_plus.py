@@ -206,9 +206,10 @@ class FedSagePlus(Averaging):
             slopes = clients.map(self.answer, ToAll(rows)).slopes
             others = parts.from_others(slopes, places // self.p_max)
             others = parts.given_back(others, places, shown.shape)
-            rows = others.new_zeros(clients.total, *others.shape[1:])
-            rows = put(rows, clients.positions, others)
-            shown = clients.map(self.pull, ToEach(Pull(rows, share))).x
+            if len(clients) < clients.total:
+                rows = others.new_zeros(clients.total, *others.shape[1:])
+                others = put(rows, clients.positions, others)
+            shown = clients.map(self.pull, ToEach(Pull(others, share))).x
 
     @property
     def reach(self) -> None:
@@ -265,7 +266,7 @@ class FedSagePlus(Averaging):
         # All that was shown as number m meets the same candidates: one product for each m.
         made = shown.movedim(1, 0).flatten(1, -2)
         # A slot that its owner does not use is zero, and the answer there is zero as well.
-        asked = (made != 0).any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
+        asked = made.any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
         scale = asked * (2 / made.shape[-1])
         slopes = made * scale - (parts.compared(made, true, there, self._last) * scale) @ true
         return Answer(slopes.reshape(shown.movedim(1, 0).shape).movedim(0, 1))
@@ -394,7 +395,8 @@ class FedSagePlus(Averaging):
 
     def _show(self, layers: Tree, sample: Sample) -> Shown:
         made, places = self._made(layers, sample), sample.places
-        made = made if places is None else places.spread(made)
+        if places is not None:  # zero where a slot is not used
+            return Shown(places.spread(made))
         return Shown(made * sample.used.unsqueeze(-1))
 
     def _noise(self, key: Tensor, ids: Tensor, like: Tensor) -> Tensor:

@@ -265,11 +265,11 @@ def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
     Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and their
     places among the K p rows of the same number, (Q, M).
     """
-    rows = shown.movedim(2, 1).flatten(0, 1)
-    used = (rows != 0).any(-1)
+    used = shown.any(-1).movedim(2, 1).flatten(0, 1)
     most = max(1, int(used.sum(0).max()))
     places = torch.argsort(used.to(torch.uint8), dim=0, descending=True, stable=True)[:most]
-    return rows.gather(0, places.unsqueeze(-1).expand(-1, -1, rows.shape[-1])), places
+    numbers, slots = torch.arange(shown.shape[1], device=shown.device), shown.shape[2]
+    return shown[places // slots, numbers, places % slots], places
 
 
 def from_others(slopes: Tensor, owner: Tensor) -> Tensor:

@@ -53,6 +53,12 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
     return _call(_Product, m.offsets, m.columns, m.values, m.rows, *transposed, dense, bias)
 
 
+def both_ways(matrix: Sparse) -> tuple[Tensor, ...]:
+    """Offsets, columns and values of a matrix, as `bags` takes them, then of its transpose."""
+    m = matrix
+    return m.offsets, m.columns, m.values, m.t_offsets, m.t_columns, m.t_values
+
+
 def tall_matmul(h: Tensor, weight: Tensor) -> Tensor:
     """The product of a dense matrix with many rows, (N, D), and one with few, (D, H)."""
     return _call(_Tall, h, weight) if h.is_cuda else times(h, weight)
@@ -186,7 +192,8 @@ def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
     for arg, dim in zip(args, dims, strict=True):
         if arg is not None and dim is None:
             raise RuntimeError("a sparse matrix must be stacked whole: all of its tensors or none")
-        out.append(None if arg is None or dim is None else arg.movedim(dim, 0).flatten(0, 1))
+        first = arg.movedim(dim, 0) if arg is not None and dim else arg
+        out.append(None if first is None else first.flatten(0, 1))
     return out
 
 

@@ -193,16 +193,20 @@ def call(function: type[Function], *args: Any) -> Any:
     if batch is None:
         tracked = super(Function, function).apply if torch.is_grad_enabled() else function.forward  # type: ignore[misc]
         return tracked(*args)
-    # As in `lower`.
-    args = tuple(_functorch.unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in args)
-    stacked = [isinstance(arg, Tensor) and _functorch.is_batchedtensor(arg) for arg in args]
-    many = list(zip(args, stacked, strict=True))
-    axes = tuple(_functorch.maybe_get_bdim(arg) if is_many else None for arg, is_many in many)
-    lowered = [_functorch.get_unwrapped(arg) if is_many else arg for arg, is_many in many]
+    axes: list[int | None] = []
+    lowered = []
+    for arg in args:
+        axis, one = None, arg
+        if isinstance(arg, Tensor):
+            one = _functorch.unwrap_if_dead(arg)  # as in `lower`
+            if _functorch.is_batchedtensor(one):
+                axis, one = _functorch.maybe_get_bdim(one), _functorch.get_unwrapped(one)
+        axes.append(axis)
+        lowered.append(one)
     with batch.paused():
-        if not any(stacked):
-            return call(function, *args)
-        out, axis = function.vmap(batch, axes, *lowered)  # type: ignore[no-untyped-call]
+        if axes.count(None) == len(axes):
+            return call(function, *lowered)
+        out, axis = function.vmap(batch, tuple(axes), *lowered)  # type: ignore[no-untyped-call]
     if isinstance(out, Tensor):
         return batch.lift(out, axis)
     return tuple(batch.lift(leaf, where) for leaf, where in zip(out, axis, strict=True))
