@@ -305,7 +305,7 @@ def run_program(
         own = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]
         if len(own) < plan.config.seeds:  # they were stopped before its turn came
             raise Stopped(plan.out, plan.config.seed, 0)
-        results.append(plan.result([plan.seed_result(run) for run in own]))
+        results.append(plan.result(plan.seed_results(own)))
     return results
 
 
