@@ -21,10 +21,11 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -32,14 +33,17 @@ from pathlib import Path
 from statistics import median_high
 from typing import Self
 
+import msgspec
+import torch
+
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import available_memory, cores, device_memory, release_memory
 from atoll.experiment.loggers import share_logs
 from atoll.experiment.observers import PROGRESS, Observer
-from atoll.experiment.problem import SHARE, FederationCache, group_of
+from atoll.experiment.problem import SHARE, Divide, Division, FederationCache, Problem, group_of
 from atoll.experiment.run import Stopped
-from atoll.experiment.status import NewEvents
+from atoll.experiment.status import NewEvents, read_events
 from atoll.studies import study_run
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, StudySettings
 
@@ -378,6 +382,57 @@ class Crew:
 
     def hire(self) -> None:
         self.workers.append(_Worker(self.settings, self.threads))
+
+
+@contextlib.contextmanager
+def helped(
+    config: RunConfig, out: Path, divide: Divide, watch: Callable[[Json], None]
+) -> Iterator[Divide]:
+    """A `divide` for a run on a CPU whose later seeds a second process trains meanwhile.
+
+    Where the first of these seeds is needed, it waits, gives `watch` the content of the process's
+    progress.json, and moves the checkpoints into the run's folder `out`. Seeds that the process
+    did not finish are trained as usual. Without a second core or seed, nothing changes.
+    """
+    count = config.seeds * 2 // 3 if cores() > 1 and not study_run.on_gpu(config) else 0
+    if not count:
+        yield divide
+        return
+    first, threads = config.seed + config.seeds - count, torch.get_num_threads()
+    run = StudyRun(out.name, msgspec.structs.replace(config, seed=first, seeds=count))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        work = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
+        settings = StudySettings(Path(stack.enter_context(work)))
+        there = settings.folder_of(run)
+        crew = Crew(settings, StudyObserver(), 2)
+        stack.push(crew)
+        crew.hire()
+        crew.workers[0].give(RunGroup((run,)))
+        torch.set_num_threads(crew.threads)
+        stack.callback(torch.set_num_threads, threads)
+
+        def divided(problem: Problem, seed: int) -> Division:
+            if seed >= first and crew.workers:
+                while not _is_over(settings.folder, crew.workers[0]):
+                    with contextlib.suppress(FileNotFoundError):
+                        watch(json.loads((there / PROGRESS).read_text(encoding="utf-8")))
+                    time.sleep(TICK)
+                crew.workers.pop().end()
+                for made in sorted(there.glob("seed-*")):
+                    made.rename(out / made.name)
+                if study_run.read_outcome(settings.folder, run) is not None:
+                    for number in run.config.all_seeds:
+                        watch({"seed": number, "round": config.rounds, "validation": []})
+            return divide(problem, seed)
+
+        yield divided
+
+
+def _is_over(folder: Path, worker: _Worker) -> bool:
+    """Whether a worker has ended its only run, or is dead."""
+    ends = {"end", "failed", "refused", "stopped"}
+    return worker.process.poll() is not None or any(e["event"] in ends for e in read_events(folder))
 
 
 def work(fd: int) -> None:
