@@ -229,7 +229,7 @@ def test_a_bug_is_called_one(cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_disk_is_one_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, *, new: bool = False) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("atoll.experiment.folder.write_atomically", full)
