@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from atoll.cli import main
 from atoll.experiment.folder import read_result
+from atoll.studies import parallel
 
 SMALL = ("run", "--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 3)
 THREE_BANKS = Path(__file__).resolve().parents[2] / "examples" / "three-banks"
@@ -280,6 +281,23 @@ def test_the_demo_compares_three_methods(cli, tmp_path: Path) -> None:
         assert (tmp_path / "d" / name / "result.json").exists()
     found = cli("demo", "--out", "d", code=2).stderr
     assert "already holds a run" in found
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_second_process_trains_seeds_of_the_demo(cli, tmp_path: Path, monkeypatch, dies) -> None:
+    monkeypatch.setattr(parallel, "cores", lambda: 1)
+    few = ("demo", "--rounds", 2, "--seeds", 2)
+    cli(*few, "--out", "one")
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    if dies:
+        monkeypatch.setattr(parallel, "BOOT", "raise SystemExit(3)")
+    said = cli(*few, "--out", "two").stdout
+    assert "fedath: round 2/2, seed 1" in said  # of the other process, or of this one
+    for name in ("local", "fedavg", "fedath"):
+        one, two = (tmp_path / place / name for place in ("one", "two"))
+        assert (one / "metrics.csv").read_bytes() == (two / "metrics.csv").read_bytes()
+        assert {path.name for path in one.rglob("*")} == {path.name for path in two.rglob("*")}
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {"fedath", "fedavg", "local"}
 
 
 CODE = '''

@@ -6,11 +6,21 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Barrier, get_ident
 
 import pytest
 
 from atoll.core import files
-from atoll.core.files import clear_left_over, finish_replacing, replacing, write_atomically
+from atoll.core.files import (
+    WRITERS,
+    clear_left_over,
+    finish_replacing,
+    replacing,
+    side_by_side,
+    write_atomically,
+)
 
 
 def test_a_file_in_a_new_folder_is_written_and_replaced(tmp_path):
@@ -19,6 +29,35 @@ def test_a_file_in_a_new_folder_is_written_and_replaced(tmp_path):
     write_atomically(place, b"two")
     assert place.read_bytes() == b"two"
     assert place.stat().st_mode & 0o777 == 0o644
+
+
+def test_many_files_wait_for_the_disk_together_and_few_are_in_memory(tmp_path):
+    together, prepared, written = Barrier(WRITERS, timeout=20), [], []
+
+    def write(number: int) -> None:
+        if number < WRITERS:
+            together.wait()  # breaks if they come one after the other
+        write_atomically(tmp_path / str(number), b"new")
+        written.append(number)
+
+    def writers() -> Iterator[Callable[[], None]]:
+        for number in range(3 * WRITERS):
+            prepared.append(get_ident())
+            assert number - len(written) <= WRITERS
+            yield partial(write, number)
+
+    side_by_side(writers())
+    assert sorted(written) == list(range(3 * WRITERS))
+    assert set(prepared) == {get_ident()}  # the thread of the caller prepares them
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_file_that_cannot_be_written_is_an_error_whatever_stands_beside_it(tmp_path, count):
+    (tmp_path / "taken").mkdir()
+    places = [tmp_path / "taken", *(tmp_path / str(number) for number in range(1, count))]
+    with pytest.raises(OSError, match="taken"):
+        side_by_side(partial(write_atomically, place, b"new") for place in places)
+    assert all(place.exists() for place in places)
 
 
 @pytest.mark.parametrize("broken", ["fsync", "chmod", "replace"])

@@ -53,6 +53,11 @@ def test_a_history_continues_from_a_checkpoint() -> None:
     np.testing.assert_array_equal(found, tables[:, :, 1, METRICS.index("loss")].numpy())
     with pytest.raises(ValueError, match="need at least one array"):
         history.array("local", "loss", "val")  # none was scored
+    # Rounds that come, and rounds that take the place of others, are seen.
+    history.scores["deployed"].append(tables[0].numpy())
+    assert len(history.array("deployed", "loss", "val")) == 3
+    history.scores["deployed"] = [tables[1].numpy()] * 3
+    np.testing.assert_array_equal(history.array("deployed", "loss", "val")[0], found[1])
 
 
 @given(data=st.data())

@@ -405,3 +405,38 @@ def test_a_task_that_no_process_has_begun_comes_next() -> None:
     assert first is not None
     order.returned.append(first)
     assert taken(order, "a", "b") == ["b1", "b3"]
+
+
+GB = 1 << 30
+
+
+def test_runs_under_way_never_take_more_than_the_gpu_has() -> None:
+    """Eleven processes and 140 GB: the dear ones that fit, and cheap ones beside them."""
+    big = [RunGroup((StudyRun(f"big{i}", RunConfig()),), "a", 50, 30 * GB) for i in range(12)]
+    small = [RunGroup((StudyRun(f"small{i}", RunConfig()),), "b", 3, 2 * GB) for i in range(40)]
+    order, idle, names = Schedule([*big, *small], room=134 * GB), 11, list[str]()
+    last: RunGroup | None = None
+    while idle or order.under_way:
+        while idle and (task := order.take(last)) is not None:
+            idle, last = idle - 1, task
+            names.append(task.runs[0].name)
+            assert sum(one.memory for one in order.under_way.values()) <= order.room
+        if len(names) == 11:  # no process waits at first
+            assert [name.rstrip("0123456789") for name in names] == ["big"] * 4 + ["small"] * 7
+        if not order.under_way:
+            break
+        order.ended(next(iter(order.under_way.values())))
+        idle += 1
+    assert len(names) == len(set(names)) == 52
+
+
+def test_a_run_that_needs_more_than_the_gpu_has_runs_by_itself() -> None:
+    rows = [("large", 200 * GB), ("one", GB), ("two", GB)]
+    groups = [RunGroup((StudyRun(name, RunConfig()),), name, 1, memory) for name, memory in rows]
+    order = Schedule(groups, room=100 * GB)
+    first = order.take(None)
+    assert first is not None
+    assert first.runs[0].name == "large"
+    assert order.take(None) is None  # it waits, although there is work
+    order.ended(first)
+    assert taken(order, "", "", "") == ["one", "two", ""]

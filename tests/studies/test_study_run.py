@@ -7,6 +7,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,12 +26,15 @@ from atoll.experiment.status import read_events
 from atoll.experiment.sweep import Parted, Sweep, run_together, why_one_by_one
 from atoll.methods import MOON, FedAvg, FedOpt, FedProx, FedPUB, Scaffold
 from atoll.nn import GCN
+from atoll.studies import study_run
 from atoll.studies.study import run_study
 from atoll.studies.study_run import (
+    CONTEXT,
     PROCESS,
     StudyRun,
     StudySettings,
     cost_of,
+    gpu_memory_of,
     memory_of,
     run_program,
     why_apart,
@@ -375,6 +379,25 @@ def test_what_a_run_takes_is_known_roughly(tmp_path: Path) -> None:
     assert of("lagoon:nodes=300") == of("no-such-set") == 0
     (tmp_path / "nodes.csv").write_bytes(bytes(1000))
     assert of(str(tmp_path)) == of(str(tmp_path / "nodes.csv")) == 6 * 1000
+
+
+def test_what_a_run_takes_of_a_gpu_grows_with_seeds_data_and_pairs_of_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of(method: str = "fedavg", data: str = "cora", device: str = "cuda", **more: Any) -> float:
+        config = make_config(method=method, data=data, device=device, **more)
+        return (gpu_memory_of(config) - CONTEXT) / 2**30
+
+    monkeypatch.setattr(study_run, "on_gpu", lambda config: config.device == "cuda")
+    assert of(device="cpu") == -1  # nothing at all
+    assert of(data="lagoon") == of("no-such-method") == 0
+    assert of(seeds=5) == pytest.approx(5 * of())
+    assert of() < of(data="pubmed") < of(data="cs")
+    assert of("adafgl", seeds=5) > of(seeds=5)
+    # Fewer, larger clients have more pairs, but only so many rows of them at once.
+    assert of("adafgl", "pubmed", clients=10) < of("adafgl", "pubmed", clients=5) * 1.01
+    assert 10 < of("adafgl", "cs", clients=10, seeds=5) < 20  # so that nine of them fill 140 GB
+    assert of("fedtad", "cs", set={"base": "adafgl"}) > of("fedtad", "cs")
 
 
 def test_the_time_of_a_run_that_cannot_run_is_nothing() -> None:

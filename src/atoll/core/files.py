@@ -9,12 +9,16 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
 
 KINDS = "atoll|csv|html|json|lineage|md|npz|png|safetensors|svg|tex|toml|txt"
 TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
 """Names of temporary files: a writer's random letters or the number of its process at the end."""
+WRITERS = 8  # threads that wait for the disk at the same time
 AGE = 60.0  # least seconds since the last write before a temporary file counts as left over
 
 
@@ -51,6 +55,28 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = 
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def side_by_side(writers: Iterable[Callable[[], object]]) -> None:
+    """Call functions that mostly wait for the disk, a few at a time; the first error is raised.
+
+    Taking the next function from an iterator is the caller's thread's work, and happens late: an
+    iterator that prepares the content of many files has few of them in memory.
+    """
+    left = iter(writers)
+    first = list(islice(left, 2))
+    if len(first) < 2:  # no thread for one
+        for write in first:
+            write()
+        return
+    with ThreadPoolExecutor(WRITERS) as pool:
+        under_way: deque[Future[object]] = deque()
+        for write in chain(first, left):
+            if len(under_way) == WRITERS:
+                under_way.popleft().result()
+            under_way.append(pool.submit(write))
+        for one in under_way:
+            one.result()
 
 
 @contextlib.contextmanager

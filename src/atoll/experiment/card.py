@@ -12,13 +12,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tomli_w
 
-from atoll.core.files import write_atomically
+from atoll.core.files import side_by_side, write_atomically
 from atoll.core.graph import Graph
 from atoll.core.method import Method
 from atoll.core.tree import leaves
@@ -85,16 +86,15 @@ def paragraph(words: str, start: str) -> str:
 
 def write_cards(result: Result, folder: Path) -> None:
     """Complete the models of a finished run with scores and privacy, and write their cards."""
-    means = result.metrics()
-    for number, seed in enumerate(result.seeds):
-        place = folder / "model" / f"seed-{seed.seed}"
-        if not (place / ABOUT).exists():
-            continue
+    means, by_client = result.metrics(), result.of_clients(result.metric)
+
+    def complete(number: int, place: Path) -> None:
+        seed = result.seeds[number]
         about = _toml(place / ABOUT)
         by, here = result.metric, result.seed_metrics(seed.history)
-        if np.isnan(result.of_clients(by)[number]).all():  # a server pools the counts of sites
-            by = "accuracy"
-        own = result.of_clients(by)[number].tolist()
+        own = by_client[number].tolist()
+        if np.isnan(own).all():  # a server pools the counts of sites
+            by, own = "accuracy", result.of_clients("accuracy")[number].tolist()
         scores = dict[str, dict[str, float]]()
         for name, value in here.items():
             if name.startswith("test_") and "_by_" not in name:
@@ -115,6 +115,13 @@ def write_cards(result: Result, folder: Path) -> None:
         }
         write_atomically(place / ABOUT, tomli_w.dumps(about).encode())
         write_card(place)
+
+    places = [folder / "model" / f"seed-{seed.seed}" for seed in result.seeds]
+    side_by_side(
+        partial(complete, number, place)
+        for number, place in enumerate(places)
+        if (place / ABOUT).exists()
+    )
 
 
 def sent_for_scoring(classes: int, *, bins: bool) -> list[str]:

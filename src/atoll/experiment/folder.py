@@ -101,7 +101,9 @@ class RunFolder:
 
     def begin(self, config: RunConfig, federation: Federation) -> None:
         """Write the configuration, and measure clients that later commands cannot make again."""
-        write_atomically(self.path / CONFIG, config_text(config).encode())
+        file, content = self.path / CONFIG, config_text(config).encode()
+        if not file.exists() or file.read_bytes() != content:  # `claim` may have written it
+            write_atomically(file, content)
         if _is_users(config) and not (self.path / MEASURES).exists():
             self._measure(federation)
 

@@ -40,6 +40,9 @@ class History:
     chosen: tuple[str, ...] = ()  # a pooled metric that was chosen: a column behind `METRICS`
     # Counts of all clients by role after each round, such as "deployed_bins" (`core.task.Scores`).
     pooled: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    _tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def rounds(self) -> int:
@@ -52,7 +55,13 @@ class History:
 
     def array(self, scored: str, metric: str, role: str) -> np.ndarray:
         """One number for each round and client, (R, K); NaN where a client has none."""
-        whole = np.stack(self.scores[scored])[:, :, ROLES.index(role)]
+        # Stacked once for all who ask after the same round: a result asks hundreds of times.
+        rounds, known = self.scores[scored], self._tables.get(scored)
+        if known is None or len(known[1]) != len(rounds) or known[0] is not rounds[-1]:
+            table = np.stack(rounds)
+            table.flags.writeable = False
+            known = self._tables[scored] = rounds[-1], table
+        whole = known[1][:, :, ROLES.index(role)]
         if metric not in self.columns:
             return np.full(whole.shape[:2], np.nan)
         return whole[:, :, self.columns.index(metric)]

@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,7 +21,7 @@ import numpy as np
 
 from atoll.core.errors import DataError
 from atoll.core.federation import known_names
-from atoll.core.files import write_atomically
+from atoll.core.files import side_by_side, write_atomically
 from atoll.core.method import Method
 from atoll.core.task import ROLES
 from atoll.core.tree import Tree
@@ -295,10 +296,10 @@ class Result:
             files |= (table_file("metrics", metrics), table_file("ledger", ledger))
         if self.out is not None and out == Path(self.out):
             write_cards(self, out)
+        text = json.dumps(whole, indent=2, allow_nan=False, default=str)
+        side_by_side(partial(write_atomically, out / name, files[name]) for name in files)
         # The last file: its presence shows that the run is finished.
-        files[RESULT] = json.dumps(whole, indent=2, allow_nan=False, default=str).encode()
-        for name, content in files.items():
-            write_atomically(out / name, content)
+        write_atomically(out / RESULT, text.encode())
 
 
 def metrics_table(
@@ -366,7 +367,9 @@ def table_file(name: str, columns: Columns) -> tuple[str, bytes]:
 def _cells(values: np.ndarray) -> Sequence[object]:
     if values.dtype.kind != "f":
         return list(values.tolist())
-    return ["" if np.isnan(v) else f"{v:.6g}" for v in values.tolist()]
+    # One format for all of them, because one for each takes three times as long.
+    cells = ("%.6g," * len(values) % tuple(values.tolist())).split(",")[:-1]
+    return ["" if cell == "nan" else cell for cell in cells]
 
 
 def read_table(folder: Path, name: str) -> Columns:

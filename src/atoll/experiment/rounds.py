@@ -22,6 +22,7 @@ from atoll.core.clock import OFF, Clock
 from atoll.core.dp import Noised
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
+from atoll.core.files import side_by_side
 from atoll.core.message import ToEach
 from atoll.core.method import Method, task_of
 from atoll.core.task import ROLES, Scores
@@ -102,9 +103,9 @@ class Experiment:
     ) -> Run:
         """Run, or continue from `checkpoint` if it exists and has the same fingerprint.
 
-        Checkpoints are written at the start, at most every `every_seconds`, at the end, and when
-        stopped. `on_round` is called after each round, or after several that were replayed
-        together; then `should_stop`, whose True saves and returns.
+        Checkpoints are written at most every `every_seconds` (0: also before the first round), at
+        the end, and when stopped. `on_round` is called after each round, or after several that
+        were replayed together; then `should_stop`, whose True saves and returns.
         """
         run = self.begin()
         run.start_from(checkpoint, fingerprint)
@@ -123,14 +124,15 @@ class Experiment:
 
 @dataclass(eq=False)
 class Saver:
-    """Saves runs: at the start, every few seconds, at the end, and when they are stopped."""
+    """Saves runs: every few seconds, at the end, and when they are stopped."""
 
     runs: Sequence[tuple[Run, Path | None, str]]  # each with its checkpoint's file and fingerprint
     every_seconds: float
     before: Callable[[], None] = lambda: None
     played: int = -1  # rounds before the last save
-    time: float = -np.inf  # of the last save
-    pause: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.time, self.pause = time.monotonic(), self.every_seconds  # of the last save; until one
 
     def another_round(self, should_stop: Callable[[], bool] | None) -> bool:
         """Save if it is time to, and return whether there is another round to play."""
@@ -148,9 +150,11 @@ class Saver:
         """Save all runs but some."""
         with self.runs[0][0].clock.stage("saving"):
             self.before()
-            for run, checkpoint, fingerprint in self.runs:
-                if checkpoint is not None and run not in leave_out:
-                    save_checkpoint(checkpoint, run.snapshot(fingerprint))
+            side_by_side(
+                partial(save_checkpoint, checkpoint, run.snapshot(fingerprint))
+                for run, checkpoint, fingerprint in self.runs
+                if checkpoint is not None and run not in leave_out
+            )
 
 
 class Run:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from atoll.core.batching import batching_of
 from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.files import clear_left_over
+from atoll.core.files import clear_left_over, side_by_side
 from atoll.core.losses import BALANCED
 from atoll.core.method import Method
 from atoll.data.load import is_own
@@ -211,7 +212,7 @@ class RunPlan:
             should_stop=self.observers.should_stop,
             on_round=lambda place, history: self.observers.round(experiments[place].seed, history),
         )
-        return [self.seed_result(run) for run in runs]
+        return self.seed_results(runs)
 
     def _divided_at_once(self) -> list[Division]:
         """The clients of all seeds, made side by side."""
@@ -223,6 +224,7 @@ class RunPlan:
         """One for each seed, made when it is needed; `at_once` divides the data for all first."""
         alone = not at_once or self.divide is not None or self.config.seeds == 1
         ready = [] if alone else self._divided_at_once()
+        waiting = list[Callable[[], object]]()  # partitions to write
         for place, number in enumerate(self.config.all_seeds):
             with self.clock.stage("partition"):
                 make = self.divide or Problem.divide
@@ -260,8 +262,11 @@ class RunPlan:
                 self._begin(federation, method, made.notes)
             self.method = method
             if self.folder is not None:
+                waiting.append(partial(self.folder.write_partition, number, federation))
+            if not at_once or place == self.config.seeds - 1:
                 with self.clock.stage("saving"):
-                    self.folder.write_partition(number, federation)
+                    side_by_side(waiting)
+                waiting.clear()
             self.setup += time.perf_counter() - self.began
             yield experiment
             self.began = time.perf_counter()
@@ -299,18 +304,21 @@ class RunPlan:
         seed, folder = experiment.seed, self.folder
         return folder.checkpoint(seed) if folder else None, f"{self.fingerprint}/{seed}"
 
-    def seed_result(self, run: Run) -> SeedResult:
-        """The result of one of the experiments."""
-        seed = run.experiment.seed
-        if not run.finished:
-            raise Stopped(self.out, seed, run.history.rounds)
+    def seed_results(self, runs: Sequence[Run]) -> list[SeedResult]:
+        """The results of some of the experiments; the first that was stopped raises `Stopped`."""
+        ended = list(takewhile(lambda run: run.finished, runs))
         if self.folder is not None:
             assert self.method is not None
+            write = partial(self.folder.write_seed, config=self.config, method=self.method)
             with self.clock.stage("saving"):
-                self.folder.write_seed(run, self.config, self.method)
-        if seed in self.newcomers:
-            self.first_days.append(seed_scores(run, self.newcomers[seed]))
-        return SeedResult(seed, run.history)
+                side_by_side(partial(write, run) for run in ended)
+        for run in ended:
+            if (newcomer := self.newcomers.get(run.experiment.seed)) is not None:
+                self.first_days.append(seed_scores(run, newcomer))
+        if len(ended) < len(runs):
+            stopped = runs[len(ended)]
+            raise Stopped(self.out, stopped.experiment.seed, stopped.history.rounds)
+        return [SeedResult(run.experiment.seed, run.history) for run in ended]
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
         """The result of all experiments, saved."""

@@ -116,25 +116,33 @@ class Watcher(LiveProgress, Observer):
 
     def round(self, seed: int, history: History) -> None:
         assert self.config is not None
+        self._draw(seed, history.rounds, last_validation(history, self.config))
+
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Draw the progress of some of the seeds in another process, from its progress.json."""
+        value = found["validation"][-1] if found["validation"] else None
+        self._draw(found["seed"], found["round"], float("nan") if value is None else value)
+
+    def _draw(self, seed: int, number: int, value: float) -> None:
+        assert self.config is not None
         assert self.task is not None
-        value = last_validation(history, self.config)
         score = f"seed {seed}"
         if np.isfinite(value):
             named = f"{label_of(self.config.metric)} " if self.config.metric else ""
             score += f", validation {named}{value:.1%}"
         rounds = self.config.rounds or 1
-        self.done[seed] = history.rounds
+        self.done[seed] = number
         # An earlier process finished the seeds before the first seed seen here.
         before = (min(self.done) - self.config.seed) * rounds
         done = before + sum(self.done.values())
         self.progress.update(self.task, completed=done, score=score)
         # Where no bar can be drawn, a line after each quarter shows that the run proceeds.
-        quarter = 4 * history.rounds // rounds
+        quarter = 4 * number // rounds
         if self.progress.disable and not self.quiet and quarter > self.quarters.get(seed, 0):
             self.quarters[seed] = quarter
             name = (self.label or self.config.method).strip()
             spent = time.monotonic() - self.began
-            self.console.print(f"{name}: round {history.rounds}/{rounds}, {score}, {spent:.1f} s")
+            self.console.print(f"{name}: round {number}/{rounds}, {score}, {spent:.1f} s")
 
 
 def profile_table(profile: Mapping[str, Sequence[float]]) -> Group:

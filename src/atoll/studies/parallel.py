@@ -14,16 +14,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -31,14 +33,17 @@ from pathlib import Path
 from statistics import median_high
 from typing import Self
 
+import msgspec
+import torch
+
 from atoll.core.errors import AtollError, ConfigError
 from atoll.experiment.config import RunConfig
 from atoll.experiment.hardware import available_memory, cores, device_memory, release_memory
 from atoll.experiment.loggers import share_logs
 from atoll.experiment.observers import PROGRESS, Observer
-from atoll.experiment.problem import SHARE, FederationCache, group_of
+from atoll.experiment.problem import SHARE, Divide, Division, FederationCache, Problem, group_of
 from atoll.experiment.run import Stopped
-from atoll.experiment.status import NewEvents
+from atoll.experiment.status import NewEvents, read_events
 from atoll.studies import study_run
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, StudySettings
 
@@ -47,7 +52,8 @@ AUTO = "auto"
 WORTH = 20.0  # processor seconds below which a study ends before other processes have begun
 DEAR = 4.0  # a group that takes so many times the median is scheduled by itself,
 FEW = 0.005  # if it is also such a share of the study; of many, none is left alone at the end
-ON_GPU = 12 << 30  # bytes of a GPU for each process: most runs take less, and some far more
+ON_GPU = 12 << 30  # bytes of a GPU for each process: most runs take less; `Schedule` counts
+FULL = 0.9  # share of a GPU's memory that the runs under way may take by their estimates
 EACH = 4  # runs on a GPU that are worth the start of a process, which takes as long as one of them
 TICK = 0.1  # seconds between two looks at the files
 TRIES = 2  # workers that may die before a run begins; then the run counts as failed
@@ -83,11 +89,15 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs for one worker; groups of equal `kin` share federations; `cost` is in seconds."""
+    """Runs for one worker; groups of equal `kin` share federations.
+
+    `cost` is in seconds, and `memory` in bytes of the GPU.
+    """
 
     runs: tuple[StudyRun, ...]
     kin: str = ""
     cost: float = 0.0
+    memory: int = 0
 
 
 class Schedule:
@@ -95,12 +105,16 @@ class Schedule:
 
     Dear tasks come by themselves. Otherwise a process continues with tasks of its last kin, then
     takes a kin that no process has begun, then helps with the rest of one. Tasks in `returned`,
-    which no process has begun, come next.
+    which no process has begun, come next. Tasks under way take at most `room` bytes of a GPU: one
+    that needs more waits, and others go first. A task that needs more than all runs by itself.
     """
 
-    def __init__(self, tasks: Sequence[RunGroup], *, dearest_first: bool = True) -> None:
-        self.dearest_first, self.begun = dearest_first, set[str]()
+    def __init__(
+        self, tasks: Sequence[RunGroup], *, dearest_first: bool = True, room: float = math.inf
+    ) -> None:
+        self.dearest_first, self.room, self.begun = dearest_first, room, set[str]()
         self.dear, self.returned = list[RunGroup](), list[RunGroup]()
+        self.under_way: dict[int, RunGroup] = {}  # by identity
         self.kins: dict[str, list[RunGroup]] = {}
         costs = [task.cost for task in tasks] or [0.0]
         limit = max(DEAR * median_high(costs), FEW * sum(costs))
@@ -109,25 +123,38 @@ class Schedule:
             alike.append(task)
 
     def take(self, last: RunGroup | None) -> RunGroup | None:
-        """The next task for a process with this last task; None if none is left."""
-        if self.returned:
-            return self.returned.pop()
-        if self.dear and (self.dearest_first or not self.kins):
-            return self.dear.pop(0)
-        if not self.kins:
-            return None
-        fresh = [kin for kin in self.kins if kin not in self.begun]
-        if last is not None and last.kin in self.kins:
-            kin = last.kin
-        elif fresh and not self.dearest_first:
-            kin = min(fresh, key=lambda kin: self.kins[kin][-1].cost)
-        else:
-            kin = max(fresh or self.kins, key=lambda kin: sum(t.cost for t in self.kins[kin]))
-        self.begun.add(kin)
-        task = self.kins[kin].pop(0)
-        if not self.kins[kin]:
-            del self.kins[kin]
-        return task
+        """The next task for a process with this last task, until `ended`; None if none fits."""
+        left = self.room - sum(task.memory for task in self.under_way.values())
+        for tasks in self._in_order(last):
+            for place, task in enumerate(tasks):
+                if task.memory <= left or not self.under_way:
+                    if tasks is self.kins.get(task.kin):
+                        self.begun.add(task.kin)
+                    self.under_way[id(task)] = task
+                    return tasks.pop(place)
+        return None
+
+    def ended(self, task: RunGroup) -> None:
+        """Give the memory of a task to others."""
+        del self.under_way[id(task)]
+
+    def _in_order(self, last: RunGroup | None) -> Iterator[list[RunGroup]]:
+        """The lists of tasks, in the order in which a process with this last task looks there."""
+        yield self.returned
+        if self.dearest_first:
+            yield self.dear
+        self.kins = {kin: tasks for kin, tasks in self.kins.items() if tasks}
+        known = None if last is None else last.kin
+
+        def rank(kin: str) -> tuple[bool, bool, float]:
+            cheapest = kin not in self.begun and not self.dearest_first
+            whole = sum(task.cost for task in self.kins[kin])
+            value = self.kins[kin][-1].cost if cheapest else -whole
+            return kin != known, kin in self.begun, value
+
+        yield from (self.kins[kin] for kin in sorted(self.kins, key=rank))
+        if not self.dearest_first:
+            yield self.dear
 
 
 def run_parallel(
@@ -145,9 +172,12 @@ def run_parallel(
     """
     costs = [sum(study_run.cost_of(run.config) for run in group) for group in groups]
     kins = [group_of(group[0].config) for group in groups]
-    tasks = list(map(RunGroup, map(tuple, groups), kins, costs))
+    memory = [sum(study_run.gpu_memory_of(run.config) for run in group) for group in groups]
+    tasks = list(map(RunGroup, map(tuple, groups), kins, costs, memory))
+    room = FULL * device_memory() if any(memory) else math.inf
     runs = {run.name: run for group in groups for run in group}
-    parent = _Parent(observer, settings, Schedule(tasks, dearest_first=dearest_first), runs)
+    schedule = Schedule(tasks, dearest_first=dearest_first, room=room)
+    parent = _Parent(observer, settings, schedule, runs)
     try:
         with contextlib.ExitStack() as stack:
             parent.run(crew or stack.enter_context(Crew(settings, observer, jobs)))
@@ -195,6 +225,7 @@ class _Parent:
             for worker in crew.workers if not self.stopped else ():
                 while worker.task is None and (task := self.schedule.take(worker.last)) is not None:
                     if not worker.give(task):
+                        self.schedule.ended(task)
                         self.refused |= {run.name: "it cannot be pickled" for run in task.runs}
             if not any(worker.task for worker in crew.workers):
                 return
@@ -205,6 +236,7 @@ class _Parent:
             self._read_progress()
             for worker in crew.workers:
                 if worker.task and all(map(self._is_over, worker.task.runs)):
+                    self.schedule.ended(worker.task)
                     worker.task = None
             for worker in dead:
                 self._replace(worker, crew)
@@ -258,6 +290,8 @@ class _Parent:
         left = [run for run in worker.task.runs if not self._is_over(run)] if worker.task else []
         useful = worker.last is not worker.task or any(run.name in self.begun for run in left)
         crew.workers.remove(worker)
+        if worker.task:
+            self.schedule.ended(worker.task)
         reason = worker.end()
         if self.stopped:
             return
@@ -267,7 +301,8 @@ class _Parent:
                 failed = RunOutcome(run, self.settings.folder_of(run), error=reason)
                 self._end(study_run.note_failure(self.settings.folder, failed))
             else:
-                self.schedule.returned.append(RunGroup((run,)))
+                memory = study_run.gpu_memory_of(run.config)
+                self.schedule.returned.append(RunGroup((run,), memory=memory))
         if useful:
             crew.hire()
         elif not crew.workers:
@@ -347,6 +382,57 @@ class Crew:
 
     def hire(self) -> None:
         self.workers.append(_Worker(self.settings, self.threads))
+
+
+@contextlib.contextmanager
+def helped(
+    config: RunConfig, out: Path, divide: Divide, watch: Callable[[Json], None]
+) -> Iterator[Divide]:
+    """A `divide` for a run on a CPU whose later seeds a second process trains meanwhile.
+
+    Where the first of these seeds is needed, it waits, gives `watch` the content of the process's
+    progress.json, and moves the checkpoints into the run's folder `out`. Seeds that the process
+    did not finish are trained as usual. Without a second core or seed, nothing changes.
+    """
+    count = config.seeds * 2 // 3 if cores() > 1 and not study_run.on_gpu(config) else 0
+    if not count:
+        yield divide
+        return
+    first, threads = config.seed + config.seeds - count, torch.get_num_threads()
+    run = StudyRun(out.name, msgspec.structs.replace(config, seed=first, seeds=count))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        work = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
+        settings = StudySettings(Path(stack.enter_context(work)))
+        there = settings.folder_of(run)
+        crew = Crew(settings, StudyObserver(), 2)
+        stack.push(crew)
+        crew.hire()
+        crew.workers[0].give(RunGroup((run,)))
+        torch.set_num_threads(crew.threads)
+        stack.callback(torch.set_num_threads, threads)
+
+        def divided(problem: Problem, seed: int) -> Division:
+            if seed >= first and crew.workers:
+                while not _is_over(settings.folder, crew.workers[0]):
+                    with contextlib.suppress(FileNotFoundError):
+                        watch(json.loads((there / PROGRESS).read_text(encoding="utf-8")))
+                    time.sleep(TICK)
+                crew.workers.pop().end()
+                for made in sorted(there.glob("seed-*")):
+                    made.rename(out / made.name)
+                if study_run.read_outcome(settings.folder, run) is not None:
+                    for number in run.config.all_seeds:
+                        watch({"seed": number, "round": config.rounds, "validation": []})
+            return divide(problem, seed)
+
+        yield divided
+
+
+def _is_over(folder: Path, worker: _Worker) -> bool:
+    """Whether a worker has ended its only run, or is dead."""
+    ends = {"end", "failed", "refused", "stopped"}
+    return worker.process.poll() is not None or any(e["event"] in ends for e in read_events(folder))
 
 
 def work(fd: int) -> None:

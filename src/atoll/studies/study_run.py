@@ -27,7 +27,7 @@ from atoll.core.method import Method
 from atoll.core.task import GRAPHS, NODES
 from atoll.core.vmap.varied import Undecided, points
 from atoll.data.archive import memory_needed
-from atoll.data.public.registry import dataset_info, plain_name, sets_of_group
+from atoll.data.public.registry import DatasetInfo, dataset_info, plain_name, sets_of_group
 from atoll.experiment.baseline import AnyBaseline, Baseline, run_baseline
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RECIPES, RunConfig, config_text, data_header, resolve
@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]  # an object of a JSON file
 PROCESS = 1 << 30  # bytes of a process with a small graph; 0.6 GiB were seen with Cora
 COPIES = 6  # of a graph's features in memory while clients train on it, at most
+CONTEXT = 1 << 30  # bytes of a GPU for each process: libraries, a model, what rounds compute
+GPU_COPIES = 3  # of a graph's features on a GPU: the views, and their stack with its padding
+SKEW = 1.5  # the largest client's share of the nodes, times the number of clients
 
 
 @dataclass(frozen=True)
@@ -305,7 +308,7 @@ def run_program(
         own = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]
         if len(own) < plan.config.seeds:  # they were stopped before its turn came
             raise Stopped(plan.out, plan.config.seed, 0)
-        results.append(plan.result([plan.seed_result(run) for run in own]))
+        results.append(plan.result(plan.seed_results(own)))
     return results
 
 
@@ -333,18 +336,49 @@ def cost_of(config: RunConfig) -> float:
 
 def memory_of(config: RunConfig) -> int:
     """Bytes that a process with such a run takes, roughly."""
+    return PROCESS + COPIES * _data_bytes(config)
+
+
+def gpu_memory_of(config: RunConfig) -> int:
+    """Bytes of a GPU that a run takes with all seeds at once, roughly; 0 on a CPU.
+
+    Methods in `gpu_pairs` of costs.toml compare all pairs of a client's nodes, some rows at a time;
+    the number says how many such matrices there are at once.
+    """
+    if not on_gpu(config):
+        return 0
+    try:
+        costs, (full, rules) = _costs(), resolve(config)
+    except AtollError:
+        return CONTEXT  # running it gives the error
+    pairs, clients = costs["gpu_pairs"], full.clients or rules.clients
+    many = max(pairs.get(full.method, 0.0), pairs.get(str(full.set.get("base", "")), 0.0))
+    largest = min(1.0, SKEW / clients) * sum(one.nodes or 0 for one in _public_sets(full))
+    numbers = many * clients * min(largest, pairs["rows"]) * largest
+    return CONTEXT + full.seeds * (GPU_COPIES * _data_bytes(full) + 4 * int(numbers))
+
+
+def _public_sets(config: RunConfig) -> list[DatasetInfo]:
+    """The public sets of a run's data; none if they are made by a generator, or given by Python."""
+    name = plain_name(config.data).lower()
+    try:
+        return [dataset_info(one) for one in sets_of_group(name) or (name,)]
+    except AtollError:
+        return []
+
+
+def _data_bytes(config: RunConfig) -> int:
+    """Bytes of the features and edges of a run's data, once; 0 if unknown."""
     path = Path(config.data).expanduser()
     try:
         if data_header(config) is not None:
-            return PROCESS + memory_needed(path)
-        if path.is_dir():
-            return PROCESS + COPIES * sum(one.stat().st_size for one in path.rglob("*"))
-        if path.is_file():
-            return PROCESS + COPIES * path.stat().st_size
-        name = plain_name(config.data).lower()
-        sets = [dataset_info(one) for one in sets_of_group(name) or (name,)]
+            return memory_needed(path) // COPIES
     except AtollError:
-        return PROCESS  # made by a generator, or given by Python
+        return 0
+    if path.is_dir():
+        return sum(one.stat().st_size for one in path.rglob("*"))
+    if path.is_file():
+        return path.stat().st_size
+    sets = _public_sets(config)
     # Features of four bytes, and two ends of eight for each edge.
-    sizes = [4 * (one.nodes or 0) * (one.features or 0) + 16 * (one.edges or 0) for one in sets]
-    return PROCESS + COPIES * sum(sizes)
+    return sum(4 * (one.nodes or 0) * (one.features or 0) + 16 * (one.edges or 0) for one in sets)
