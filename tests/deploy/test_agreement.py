@@ -299,6 +299,9 @@ def test_a_run_has_one_encoder_and_a_refused_begin_changes_nothing(tmp_path) -> 
         assert reason in answer["reason"]
         assert site.job is job
     assert torch.equal(site.data.graph.x, x)
+    unknown = config_text(make_config(method="fedavg", rounds=2, metric="recall", positive="zzz"))
+    answer = site.answer(Packet({"do": "begin", "run": "t", "config": unknown}, b"")).head
+    assert "zzz" in answer["reason"]
     assert set((tmp_path / "site/runs").iterdir()) == folders
 
 

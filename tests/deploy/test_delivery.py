@@ -732,26 +732,53 @@ def test_a_model_comes_with_the_encoder_that_its_run_began_with(trial, tmp_path)
     assert answer["reason"] == "the encoder of run 'r-0' is not whole in its runs/r-0"
 
 
-def update(site: Site, run: str, **options) -> None:
-    """Have a site train once in a run."""
+def update(site: Site, run: str, owner: str = "method", step: str = "train", **options) -> None:
+    """Have a site train, or answer another step, once in a run."""
     config = make_config(method="fedavg", rounds=2, set=SMALL, **options)
     head = {"do": "begin", "run": run, "config": config_text(config)}
     assert site.answer(Packet(head, b"")).head == {}
     net = build_method(config, site.data.graph.num_features, site.data.classes).net
-    head = {"do": "step", "run": run, "owner": "method", "step": "train", "flags": {}, "round": 0,
+    head = {"do": "step", "run": run, "owner": owner, "step": step, "flags": {}, "round": 0,
             "attempt": "a", "state": -2, "key": 7}  # fmt: skip
     assert site.answer(Packet(head, encode(net.init(make_key(0))))).head == {}
 
 
-@pytest.mark.parametrize("other", [{}, {"dp": "clip=1,noise=1,randomness=seed"}])
+SCORE = {"owner": "evaluator", "step": "score"}
+
+
+@pytest.mark.parametrize("other", [{}, {"dp": "clip=1,noise=1,randomness=seed"}, SCORE])
 def test_the_card_names_updates_that_left_without_privacy(trial, other):
     assert trial.run(dp="clip=1,noise=0.5") == {}
     card = trial.model() / "seed-0" / "MODEL_CARD.md"
     assert "epsilon is infinite" not in card.read_text()
     update(trial.sites["site-1"], "clear-0", **other)
     assert trial.anew(trial.packets["site-1"]) == {}
-    because = "epsilon is infinite, because other updates left without privacy, in all runs"
+    because = "epsilon is infinite, because other updates or scores left without privacy"
     assert because in card.read_text()
+
+
+def test_a_seed_that_the_run_does_not_have_hides_no_update(trial):
+    """With run `run--1` the seed of `run` would be -1, and its releases those of `run-`."""
+    dp = {"dp": "clip=1,noise=1", "seeds": 2}
+    assert trial.run(**dp) == {}
+    update(trial.sites["site-1"], "run--1", **dp)
+    packet = trial.packets["site-1"]
+    rounds = json.loads(packet.head["manifest"])["rounds"]
+    forged = resigned(packet, trial.kits / "server", rounds={"-1": rounds["0"]})
+    assert trial.refused(forged) == "run 'run' has no seed -1"
+
+
+def test_a_manifest_is_kept_to_the_byte(trial):
+    assert trial.run() == {}
+    packet = trial.packets["site-1"]
+    key = serialization.load_pem_private_key(
+        (trial.kits / "server" / "startup" / "server.key").read_bytes(), None
+    )
+    text = packet.head["manifest"].replace('","', '",\r\n"')
+    signature = key.sign(PURPOSE + text.encode(), delivery.PADDING, hashes.SHA256())
+    signed = {"manifest": text, "signature": base64.b64encode(signature).decode()}
+    assert trial.anew(Packet({**packet.head, **signed}, packet.body)) == {}
+    assert verify_model(trial.model(), trial.kits / "site-1").run == "run"
 
 
 def test_no_server_loosens_the_delta_of_the_card_and_of_the_log(trial):

@@ -7,7 +7,6 @@ from collections import Counter
 from atoll.deploy.audit import Audit
 from atoll.deploy.policy import all_seeds
 from atoll.deploy.work import SENT
-from atoll.engines.ledger import SCORE
 from atoll.experiment.privacy import release
 
 
@@ -25,11 +24,12 @@ class Account:
             self.bytes = Counter[str]()  # of all seeds of a run
             for event in sent:
                 self.bytes[all_seeds(str(event["run"]))] += int(event["bytes"])
-            # Replies with tensors that left without this site's noise, but for scores.
+            # Replies with tensors that left without this site's noise: updates, or scores that
+            # the site did not replace by zeros.
             self.clear = sum(
-                event.get("step") != SCORE and event.get("array_bytes", 1) > 0
+                event.get("array_bytes", 1) > 0
                 for event in sent
-                if "release" not in event
+                if "release" not in event and not event.get("kept")
             )
 
     def sent(self, run: str) -> int:

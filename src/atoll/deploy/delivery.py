@@ -329,6 +329,8 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
         raise WireError(f"the model of run '{manifest.run}' has no seed")
     config = ordered(manifest.config)
     for seed, picked in manifest.rounds.items():
+        if seed not in config.all_seeds:
+            raise WireError(f"run '{manifest.run}' has no seed {seed}")
         if not 0 <= picked < (config.rounds or 0):
             what = f"the model of run '{manifest.run}' is of round {picked + 1}"
             raise WireError(f"{what}, not of its rounds")
@@ -424,7 +426,8 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: J
     """Write all facts of the model, as this site knows them, and the model's card."""
     data, config, method, claim = part.data, part.config, part.method, part.claim(Claim)
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
-    agreed = data is not site.own and config.dp is None
+    hellos = site.audit.events(event="hello")
+    told = any(event.get("told", {}).get("columns") for event in hellos)
     bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
     total = math.inf if account.clear else account.precision()
     spent = site_report(config.dp, account.noises(manifest.run), total, site.policy.delta)
@@ -438,7 +441,7 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: J
         **described(config, method, own),
         "data": data.name,  # the server's word for them may be any
         "encoder": tables is not None,
-        "measured": MODES[0] if agreed else "",
+        "measured": MODES[0] if told else "",
         "class_names": list(data.class_names),
         "client_names": [manifest.site],
         "fingerprints": [data_facts(data.graph, manifest.site)],
@@ -483,7 +486,7 @@ def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
 def verify_model(folder: Path, kit: Path) -> Manifest:
     """Check a delivered model with the kit of its site: the signature, and every file."""
     try:
-        texts = [(folder / name).read_text() for name in SEAL]
+        texts = [(folder / name).read_bytes().decode() for name in SEAL]  # each byte counts
     except (OSError, UnicodeDecodeError) as error:
         raise WireError(f"'{folder}' holds no delivered model ({error})") from error
     manifest = open_sealed(Sealed(*texts), kit, Audit(state_folder(kit) / "audit.jsonl"))

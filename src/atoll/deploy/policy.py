@@ -182,9 +182,9 @@ def networks(method: Method) -> list[Net]:
         for value in (getattr(part, name) for name in names):
             init = getattr(value, "init", None)
             if callable(init) and "key" in inspect.signature(init).parameters:
-                found += [] if value in found else [value]
-    inner = [getattr(net, "net", None) for net in found]  # which the others contain
-    return [net for net in found if net not in inner]
+                found += [] if any(value is one for one in found) else [value]
+    inner = {id(getattr(net, "net", None)) for net in found}  # which the others contain
+    return [net for net in found if id(net) not in inner]
 
 
 def all_seeds(run: str) -> str:

@@ -213,6 +213,7 @@ class Site:
         method = build_method(config, graph.num_features, data.classes, graph.task.name)
         self.policy.check_size(method)
         method = with_privacy(method, config.dp)
+        positive_of(config, replace(data, name="its data"))  # a refusal makes no folder
         content, folder = msgspec.json.encode(head.encoder), self.folder / "runs" / run
         self.policy.check_disk(self.folder, run, len(content))
         lock = self._hold(folder)
@@ -362,7 +363,7 @@ class Job:
             if audit.unseen:  # another job at this site has written: its releases count here too
                 self.site.account, audit.unseen = Account(audit), False
                 self.sent = self.site.account.sent(self.run)
-            charged = self._charge(noise)
+            charged = self._charge(noise) | ({"kept": True} if kept else {})
             policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
                 self.state, self.lineage = state, hashlib.sha256(question).hexdigest()

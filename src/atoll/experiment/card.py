@@ -181,7 +181,7 @@ def _harmless(text: str) -> str:
         part = re.sub(r"\\(?!\|)", r"\\\\", parts[place])  # but for those of `_row`
         part = part.replace("<", "&lt;").replace("[", "\\[")
         # Some readers make links of bare addresses.
-        part = re.sub(r"(?i)(:)(?=//)|(www|@)(?=\.|[\w-]+\.[a-z])", r"\g<0> ", part)
+        part = re.sub(r"(?i)(:)(?=//)|(www|@)(?=\.|[\w-]+\.\w)", r"\g<0> ", part)
         parts[place] = part
     return "`".join(parts)
 

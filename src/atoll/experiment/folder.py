@@ -18,6 +18,7 @@ Reading a result needs neither data nor method nor checkpoints.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -67,6 +68,9 @@ class NotFinished(ConfigError):
     """The folder contains a run that has not ended."""
 
 
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK)  # of a disk without hard links
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of a run, and the content of its files. It need not exist before a first write."""
@@ -87,9 +91,9 @@ class RunFolder:
         try:
             try:
                 write_atomically(path, content, new=True)
-            except FileExistsError:
-                raise
-            except OSError:  # a full disk, or one without hard links
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
                 try:
                     write_atomically(path, content)

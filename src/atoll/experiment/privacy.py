@@ -159,7 +159,7 @@ def site_report(
     spent = f"epsilon {found:.3g}" if math.isfinite(found) else "epsilon is infinite"
     in_all = f"epsilon {epsilon(total, delta):.3g}"
     if math.isinf(total):
-        in_all = "epsilon is infinite, because other updates left without privacy,"
+        in_all = "epsilon is infinite, because other updates or scores left without privacy,"
     return {
         **msgspec.to_builtins(privacy),
         "delta": delta,
