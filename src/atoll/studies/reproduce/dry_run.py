@@ -6,7 +6,6 @@ published numbers of features and classes, so that a recipe is valid before its 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from atoll.experiment.config import option_words, resolve
 from atoll.present.tables import Column, Part, heading, make_table, quiet
 from atoll.present.terminal import counted, duration
 from atoll.studies.baselines import as_trained
-from atoll.studies.reproduce.figures import ALONE, Figure, Point
+from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import Paper, absent
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun, cost_of
@@ -72,12 +71,7 @@ def _of_figure(paper: Paper, number: str, wanted: Wanted) -> Iterator[StudyRun]:
         recipe = figure.recipe
         if recipe.reason or recipe.draw in ALONE:
             return
-        points = []
-        places = itertools.product(recipe.datasets, recipe.clients or (None,), recipe.x, recipe.y)
-        for dataset, clients, x, y in places:
-            for method in x.methods or recipe.methods:
-                run = figure.run_at(dataset, method, clients, (x, y))
-                points.append(Point(dataset, clients, method, x, y, run))
+        points = figure.places()
         yield from (point.run for point in points)
         yield from figure.baselines(points).values()
 

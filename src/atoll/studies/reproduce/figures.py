@@ -52,30 +52,35 @@ class Figure:
 
     def plan(self) -> tuple[list[Point], list[str]]:
         """The runs of the figure, and why some parts of it have none."""
-        paper, recipe, root = self.paper, self.recipe, self.wanted.root
-        if recipe.reason:
-            raise ConfigError(f"figure {self.number} of {paper.name} is not drawn: {recipe.reason}")
+        if reason := self.recipe.reason:
+            what = f"figure {self.number} of {self.paper.name}"
+            raise ConfigError(f"{what} is not drawn: {reason}")
+        lacking: dict[str, str] = {}
+        kept = []
+        for point in self.places():
+            own = self.paper.why_not(point.dataset, self.recipe.methods[0], self.wanted.root)
+            partner = absent(point.x.beside, self.wanted.root) if point.x.beside else ""
+            lacking |= {point.dataset: own, point.x.beside: partner}
+            kept += [] if own or partner else [point]
+        return kept, [f"{one}: {reason}" for one, reason in lacking.items() if reason]
+
+    def places(self) -> list[Point]:
+        """Every run that `--only` leaves, whether or not its data are here."""
+        recipe = self.recipe
         for key in (key for key, _ in self.wanted.only if key not in COLUMNS):
             raise ConfigError(f"--only {key}=... is for tables; a figure has {', '.join(COLUMNS)}")
-        datasets = self._kept(recipe.datasets, "dataset")
-        lacking = {one: paper.why_not(one, recipe.methods[0], root) for one in datasets}
         points: list[Point] = []
+        datasets = self._kept(recipe.datasets, "dataset")
         for dataset, clients in itertools.product(datasets, recipe.clients or (None,)):
-            if lacking[dataset]:
-                continue
             for place, (x, y) in enumerate(itertools.product(recipe.x, recipe.y)):
                 for method in self._kept(x.methods or recipe.methods, "method", check=False):
                     run = self.run_at(dataset, method, clients, (x, y))
-                    if x.beside and (partner := absent(x.beside, root)):
-                        lacking[x.beside] = partner
-                    else:
-                        points.append(Point(dataset, clients, method, x, y, run, group=place))
+                    points.append(Point(dataset, clients, method, x, y, run, group=place))
         numbers = {str(point.run.config.clients) for point in points}
         only = [value for key, value in self.wanted.only if key == "clients"]
         for value in only if points else ():
             check_name("number of clients of this figure", value, numbers)
-        kept = [point for point in points if not only or str(point.run.config.clients) in only]
-        return kept, [f"{one}: {reason}" for one, reason in lacking.items() if reason]
+        return [point for point in points if not only or str(point.run.config.clients) in only]
 
     def _kept(self, names: Sequence[str], column: str, *, check: bool = True) -> tuple[str, ...]:
         """The names that `--only` asks for, in the recipe's order."""
