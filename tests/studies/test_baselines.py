@@ -217,6 +217,14 @@ def test_the_oracle_is_local_training_on_one_client() -> None:
     assert result.metrics()["val_accuracy"] == local.metrics()["val_accuracy"]
 
 
+def test_the_oracle_is_scored_with_dropout_where_methods_are() -> None:
+    made = {"method": "oracle", "data": DATA, "clients": 3, "objects": ["method"], "rounds": 5}
+    noisy = make_config(**made, compat=["dropout-at-eval"])
+    scores = [run_baseline(one, Oracle()).metrics() for one in (make_config(**made), noisy, noisy)]
+    assert scores[0]["test_loss"] != scores[1]["test_loss"]
+    assert scores[1]["test_loss"] == scores[2]["test_loss"]
+
+
 def test_fedtad_on_the_real_graph_is_a_baseline_that_pools_all_data() -> None:
     # Without distillation it is FedAvg; with it, its server reads a graph with all edges.
     rows = ["fedavg", "fedtad-real:distil_steps=0", "fedtad-real:distil_lr=0.1"]

@@ -101,7 +101,8 @@ def norm_charts(found: ClusterStudy, about: str) -> Panels:
     # Only the last panel has room for the names of ε1 and ε2.
     charts[-1] = _norm_chart(found, *groups[-1], named=True)
     arranged = plot.in_rows(charts)
-    size = 4.6 * len(arranged[0]) + 1, 3.2 * len(arranged) + 0.9
+    # One panel alone would be narrower than the title.
+    size = max(8.0, 4.6 * len(arranged[0]) + 1), 3.2 * len(arranged) + 0.9
     title = f"Norms of the updates (black: mean update of the cluster)\n{about}"
     x, y = "round (dotted: splits that these clients went through)", "norm of the update"
     return Panels(title, arranged, size, shared="xy", x=x, y=y)

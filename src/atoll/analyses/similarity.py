@@ -132,5 +132,7 @@ def _map(found: Similarities, title: str, matrix: np.ndarray) -> Chart:
     low, high = float(np.nanmin(pairs)), float(np.nanmax(pairs))
     form = "{x:.2f}" if high - low > 0.06 else "{x:.3f}"
     heat = Heat(pairs, low=low, high=high, scale="", scale_form=form)
-    x, y = named("client", found.clients), named("client", found.clients, down=True)
+    every = 1 + len(found.clients) // 13  # as many names as have room
+    names = [name if i % every == 0 else "" for i, name in enumerate(found.clients)]
+    x, y = named("client", names), named("client", names, down=True)
     return Chart(title, x, y, (heat,), square=True)

@@ -19,6 +19,7 @@ from atoll.core.errors import ConfigError, check_name
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, moved, with_views
 from atoll.core.method import Method
+from atoll.core.random import fold, make_key
 from atoll.core.space import Value
 from atoll.core.stages import rows_by_stage
 from atoll.core.tree import Tree
@@ -236,6 +237,7 @@ class Oracle(Baseline[list[Tensor]]):
             seed=seed,
             engine=choose_engine(config.engine)[0],
             device=device,
+            compat=config.compat,
             metric=bins_metric(config, federation),
             positive=positive_of(config, federation),
             keep=selection_of(config, rules, federation),
@@ -243,9 +245,11 @@ class Oracle(Baseline[list[Tensor]]):
         kept = run.keeper.selected(run.history) if run.keeper else None
         assert kept is not None
         model = SelectedModel.of_export(kept.export())  # on the CPU
+        noisy = "dropout-at-eval" in config.compat
 
         def logits(place: int, graph: Graph) -> Tensor:
-            return model.predict(method, with_views(graph, method.views), place)
+            key = fold(make_key(seed), "score", place) if noisy else None
+            return model.predict(method, with_views(graph, method.views), place, key)
 
         with torch.no_grad():
             found = [rows_by_stage(g, partial(logits, i)) for i, g in enumerate(clients.graphs)]
@@ -312,6 +316,13 @@ def as_method(name: str, config: RunConfig) -> RunConfig:
     """The configuration of a baseline that `trains`, as one of the method that it trains as."""
     objects = tuple(name for name in config.objects if name != "method")
     return msgspec.structs.replace(config, method=name, objects=objects)
+
+
+def as_trained(config: RunConfig) -> RunConfig:
+    """The configuration of the method that trains: another one only for some baselines."""
+    name = config.method if "method" in config.objects else ""
+    trains = BASELINES[name].trains if name in BASELINES else ""
+    return as_method(trains, config) if trains else config
 
 
 BASELINES: Mapping[str, type[AnyBaseline]] = {

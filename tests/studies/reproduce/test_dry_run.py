@@ -41,6 +41,13 @@ def test_the_runs_are_those_of_the_table(name: str, number: str) -> None:
     assert found == {one.name for one in runs}
 
 
+def test_the_runs_are_those_that_only_leaves_of_a_figure(tmp_path: Path) -> None:
+    only = (("dataset", "Cora"), ("clients", "20"), ("method", "fedath"))
+    wanted = Wanted(only=only, root=str(tmp_path))
+    (found,) = planned_runs(read_paper("fedath"), "figure", "6", wanted)
+    assert (found.config.method, found.config.clients) == ("fedath", 20)
+
+
 def test_a_recipe_that_cannot_be_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = read_paper("fedtad")
     monkeypatch.setitem(paper.recipe.methods["FedAvg"].run, "set", {"hiden": 3})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import ConfigError
+from atoll.studies.baselines import RealFedTAD
 from atoll.studies.reproduce import figures
 from atoll.studies.reproduce.figures import Figure, reproduce_figure
 from atoll.studies.reproduce.recipes import STRICT, read_paper
@@ -55,6 +56,20 @@ def test_protocols_have_different_runs_of_the_same_points(all_data: None) -> Non
     assert [point.method for point in own] == [point.method for point in strict]
     assert not {point.run.name for point in own} & {point.run.name for point in strict}
     assert {point.run.labels["protocol"] for point in strict} == {STRICT}
+
+
+@pytest.mark.parametrize("rules", ["", STRICT])
+def test_the_oracle_of_a_figure_is_a_baseline_with_tuned_settings(
+    rules: str, all_data: None
+) -> None:
+    points, _ = figure("fedtad", "4", "clients=5", rules=rules).plan()
+    by_method = {point.method: point.run for point in points}
+    oracle, own = by_method["FedTAD-r-eq"], by_method["FedTAD"]
+    assert isinstance(oracle.method, RealFedTAD)
+    assert (oracle.config.objects, own.config.objects) == (("method",), ())
+    assert own.method is None
+    assert oracle.config.set == own.config.set
+    assert oracle.config.set["distil_steps"] == 10
 
 
 def test_absent_data_leave_nothing_to_draw(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import option_words, resolve
 from atoll.present.tables import DASH, Column, Part, heading, make_table, quiet
 from atoll.present.terminal import counted, duration
+from atoll.studies.baselines import as_trained
 from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
@@ -108,7 +109,7 @@ def check_configuration(run: StudyRun) -> None:
         max(getattr(one, kind) or 2 for one in sets) for kind in ("features", "classes")
     )
     try:
-        full, _ = resolve(run.config)
+        full, _ = resolve(as_trained(run.config))
         build_method(full, features, classes, task_of_data(full.data))
     except ConfigError as error:
         raise ConfigError(f"the recipe of {run.name} cannot be run: {error}") from error
@@ -150,6 +151,6 @@ def _time(runs: Sequence[StudyRun]) -> str:
 
 def _words(run: StudyRun) -> str:
     """The configuration in short: method and options."""
-    full, _ = resolve(run.config)
+    full, _ = resolve(as_trained(run.config))
     given = {name: getattr(full, name) for name in SHORT if getattr(full, name) != 1.0}
-    return " ".join([full.method, *option_words(given)])
+    return " ".join([run.config.method, *option_words(given)])

@@ -21,6 +21,7 @@ from atoll.core.space import Value
 from atoll.data.public import registry
 from atoll.data.public.registry import plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
+from atoll.studies.baselines import BASELINES, as_trained
 
 PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
 STRICT = "strict"
@@ -195,6 +196,7 @@ class Paper:
         parts = [self.recipe.settings[part] for part in names if part]
         options: Options = {"data": data, "protocol": self.recipe.protocol, "clients": clients}
         options["ratios"] = self.recipe.data[dataset].ratios
+        options["objects"] = ("method",) if own.run.get("method") in BASELINES else ()
         layers = [part.run for part in parts]
         layers += [_of_file(part.file, data, own.settings_of_file) for part in parts]
         layers += [self.choice(dataset, method) if tuned else {}]
@@ -307,9 +309,10 @@ def _merged(first: Options, second: Options) -> Options:
 
 def _under_strict(given: RunConfig, division: Options, more: Options) -> RunConfig:
     """The same method, hyper-parameters and budget, scored and divided by the rules of `strict`."""
-    config, _ = resolve(given)
-    names = ("method", "data", "rounds", "epochs", "fraction", "set", "batch_size")
+    config, _ = resolve(as_trained(given))
+    names = ("data", "rounds", "epochs", "fraction", "set", "batch_size")
     options: Options = {name: getattr(config, name) for name in names}
+    options |= {"method": given.method, "objects": given.objects}
     grouped = sets_of_group(plain_name(config.data))
     options["clients"] = None if grouped else given.clients or config.clients
     options |= {"ratios": given.ratios, "protocol": STRICT, **division}

@@ -27,6 +27,7 @@ from atoll.data.public.registry import plain_name
 from atoll.experiment.config import RunConfig, config_text, make_config, option_words
 from atoll.experiment.folder import open_run, read_json
 from atoll.experiment.status import failures
+from atoll.studies.baselines import make_baseline
 from atoll.studies.reproduce import recipes
 from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STRICT, Paper, Printed
 from atoll.studies.study import run_study
@@ -314,7 +315,9 @@ def named_run(config: RunConfig, labels: Json) -> StudyRun:
     text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1, allow=()))
     words = [plain_name(config.data).lower(), config.clients, config.method, config.protocol]
     stem = "-".join(str(word) for word in words if word is not None)
-    return StudyRun(f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", config, dict(labels))
+    name = f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    own = make_baseline(config.method, {}) if config.objects else None
+    return StudyRun(name, config, dict(labels), own)
 
 
 def unique(runs: Iterable[StudyRun]) -> list[StudyRun]:
