@@ -273,8 +273,8 @@ def receive(site: Site, packet: Packet) -> Packet:
     """Check a model that the server sends, and keep it; the same one again changes nothing."""
     head, kit = read_head(Delivery, packet.head), site.kit
     site.policy.check_model(len(packet.body))
-    run, manifest = head.run, open_sealed(head, kit)
-    if (manifest.run, manifest.site) != (run, about_kit(kit)["name"]):
+    manifest = open_sealed(head, kit)
+    if (manifest.run, manifest.site) != (head.run, about_kit(kit)["name"]):
         raise WireError(f"the model is of run '{manifest.run}' for {manifest.site}, not for here")
     _check_begun(site.audit, manifest)
     files = _cut(packet.body, manifest)
@@ -282,7 +282,7 @@ def receive(site: Site, packet: Packet) -> Packet:
     for part in parts:
         _check_facts(part, manifest)
         _check_form(site, part)
-    folder = site.folder / "runs" / run / "model"
+    folder = site.folder / "runs" / head.run / "model"
     with FolderLock(folder.parent, "another job delivers the model of this run to the site"):
         _keep(site, head, manifest, parts, folder)
     return Packet({}, b"")
@@ -399,9 +399,8 @@ def _check_form(site: Site, part: Part) -> None:
     if private:
         form = first_model(with_privacy(part.method, part.config.dp), part.data)
         if form_of(tree) != form:
-            raise WireError(
-                f"the model of seed {part.seed} is not of its method's shapes and types"
-            )
+            what = f"the model of seed {part.seed}"
+            raise WireError(f"{what} is not of its method's shapes and types")
 
 
 def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> None:
@@ -426,8 +425,7 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: J
     """Write all facts of the model, as this site knows them, and the model's card."""
     data, config, method, claim = part.data, part.config, part.method, part.claim(Claim)
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
-    hellos = site.audit.events(event="hello")
-    told = any(event.get("told", {}).get("columns") for event in hellos)
+    told = any(e.get("told", {}).get("columns") for e in site.audit.events(event="hello"))
     bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
     total = math.inf if account.clear else account.precision()
     spent = site_report(config.dp, account.noises(manifest.run), total, site.policy.delta)
@@ -495,8 +493,7 @@ def verify_model(folder: Path, kit: Path) -> Manifest:
         path = folder / name
         if not path.is_file() or _file(path.read_bytes()) != file:
             raise WireError(f"file '{name}' of '{folder}' is missing, or was changed")
-    known = {*SEAL, *manifest.files}
-    known |= {f"seed-{seed}/{name}" for seed in manifest.rounds for name in ADDED}
+    known = {*SEAL, *manifest.files, *(f"seed-{s}/{n}" for s in manifest.rounds for n in ADDED)}
     for path in folder.rglob("*"):
         if path.is_file() and str(path.relative_to(folder)) not in known:
             raise Foreign(f"'{path}' was not delivered; remove it from the model's folder")
