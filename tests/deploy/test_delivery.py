@@ -45,7 +45,7 @@ from atoll.experiment.threshold import Threshold
 from atoll.methods import METHODS
 from atoll.testing import small_federation
 from tests.deploy.conftest import ALL, LocalFleet, two_classes
-from tests.deploy.test_agreement import hospital
+from tests.deploy.test_agreement import greeted, hospital
 
 SMALL = {"hidden": 5}
 
@@ -726,6 +726,14 @@ def test_a_model_comes_with_the_encoder_that_its_run_began_with(trial, tmp_path)
         later.close()
         kept = json.loads((trial.model(run="r") / "seed-0" / "encoder.json").read_text())
         assert [one["centre"] for one in kept["features"]] == [50.0, 0.0]
+    card, told = trial.model(run="r") / "seed-0" / "MODEL_CARD.md", "Sent once, for the encoder"
+    assert told not in card.read_text()  # the site was never asked for statistics
+    later = site()
+    assert greeted(later, "federated").body
+    shutil.rmtree(trial.model(run="r"))
+    assert later.answer(Packet(head, b"".join(files.values()))).head == {}
+    assert told in card.read_text()
+    later.close()
     shutil.rmtree(trial.model(run="r"))
     (trial.kits / "site-1/atoll/runs/r-0/encoder.json").write_text("[]")
     answer = site().answer(Packet(head, b"".join(files.values()))).head
