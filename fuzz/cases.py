@@ -122,7 +122,12 @@ class Targets:
         self.folder, self.asked = folder, 0
         federation = small_federation()
         self.data: SiteData = read_site_data(write_clients(federation, folder / "data")[0])
-        self.options: dict[str, Any] = {"method": "fedavg", "rounds": 9, "set": {"hidden": 5}}
+        self.options: dict[str, Any] = {
+            "method": "fedavg",
+            "rounds": 9,
+            "seeds": 2,
+            "set": {"hidden": 5},
+        }
         config = make_config(**self.options)
         self.method = build_method(config, self.data.graph.num_features, self.data.classes)
         self.model = self.method.net.init(make_key(0))

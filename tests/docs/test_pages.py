@@ -171,6 +171,7 @@ def check_names(context: click.Context) -> None:
         given: dict[str, Any] = {key: params[key] for key in known - {"own"}}
         recipe = params.get("config_file")
         base = read_config(Path(recipe)) if recipe else {}
+        base |= {"method": "fedath"} if context.command.name == "bound" else {}  # its only method
         settings = dict(pair("set", text) for text in params.get("settings", ()))
         resolve(make_config(**{**base, **given, "set": {**base.get("set", {}), **settings}}))
 

@@ -1,0 +1,43 @@
+"""One name, one configuration, one encoder."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.core.errors import ConfigError
+from atoll.deploy.audit import Audit
+from atoll.deploy.begun import Begun, digest_of, ordered
+from atoll.deploy.policy import Refusal
+
+TEXT = 'method = "fedavg"\nrounds = 2\n'
+
+
+def test_a_run_keeps_its_first_configuration_and_encoder(tmp_path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    news = Begun(audit, "r-0").news(ordered(TEXT), TEXT, "abc")
+    assert news == {"config": TEXT, "encoder": "abc"}
+    audit.note("begin", run="r-0", **news)
+    begun = Begun(audit, "r-0")
+    assert begun.news(ordered(TEXT), TEXT, "abc") == {}
+    with pytest.raises(Refusal, match="with another encoder of its tables"):
+        begun.news(ordered(TEXT), TEXT, "abd")
+    with pytest.raises(Refusal, match="with another configuration"):
+        begun.check(ordered(TEXT.replace("2", "3")))
+    assert Begun(audit, "r-1").configs == []
+
+
+def test_an_encoder_that_is_not_the_noted_one_is_refused(tmp_path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.note("begin", run="own-0", config=TEXT, encoder=digest_of([]))
+    assert Begun(audit, "own-0").encoder(tmp_path) == []
+    audit.note("begin", run="r-0", config=TEXT, encoder="abc")
+    with pytest.raises(Refusal, match="is not whole in its runs/r-0"):
+        Begun(audit, "r-0").encoder(tmp_path)
+    audit.note("begin", run="old-0", config=TEXT)
+    with pytest.raises(Refusal, match="an earlier version began it"):
+        Begun(audit, "old-0").encoder(tmp_path)
+
+
+def test_a_configuration_that_is_no_toml_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="the server's configuration is not valid TOML"):
+        ordered("a = " + "[" * 5000)
