@@ -24,6 +24,7 @@ from atoll.core.aggregate import Aggregate, Mean, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, Share, WeightBy
 from atoll.core.method import client_step
+from atoll.core.private_layers import KeepsPrivate, Private, fit_received
 from atoll.core.space import USUAL, Real
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
@@ -31,10 +32,10 @@ from atoll.nn.residual import Duo
 
 
 @record
-class Kept:
+class Kept(KeepsPrivate):
     """What a client keeps between rounds."""
 
-    moments: Tree
+    own: Private
     scores: Tensor  # log-likelihood of the validation nodes: first, second, both, (3,)
 
 
@@ -75,9 +76,9 @@ class Reef(Averaging):
         scores = self._scores(graph, received)
         if state is not None:
             scores = torch.lerp(scores, state.scores, self.memory)
-        moments = None if state is None else state.moments
-        model, moments = self.fit(graph, received, moments, key, adjust=bent)
-        return Update(model, graph.size(self.weight_by)), Kept(moments, scores)
+        before = None if state is None else state.own
+        model, own = fit_received(self, graph, received, before, key, adjust=bent)
+        return Update(model, graph.size(self.weight_by)), Kept(own, scores)
 
     def _scores(self, graph: Graph, params: Tree) -> Tensor:
         """Log-likelihood of the validation nodes for every setting, (3,)."""
