@@ -252,7 +252,7 @@ LIES: dict[str, Lie] = {
     "two runs interleaved": Lie(lambda s: [s.begin(), interleaved(s)], 5, 2),
     "scores with every flag": several(
         lambda s: [s.score(flags={f: True}) for f in ("with_auc", "with_dropout", "with_train")],
-        3, 0,
+        1, 0,
     ),
     "more questions than allowed": several(
         lambda s: [s.score() for _ in range(QUESTIONS + 5)], QUESTIONS, 0

@@ -20,7 +20,6 @@ from atoll.engines.base import ENGINES
 from atoll.engines.clients import Simulation
 from atoll.experiment.rounds import Experiment, Run
 from atoll.methods import FedAvg, FedProto, FedTAD, Local
-from atoll.methods.fedproto import nearness, pull
 from atoll.nn import GCN, SGC, GraphGIN
 from atoll.testing import (
     CLASSES,
@@ -49,40 +48,6 @@ def _double() -> Iterator[None]:
 
 
 # The card's numbers
-
-Z, Y = [[1.0, 1], [0, 1], [2, 0]], [0, 0, 1]
-GLOBAL = [[2.0, 1], [0, 2]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("nodes", 2.166667), ("classes", 5.25), ("prototypes", 4.328427)]
-)
-def test_golden_pull(kind: str, expected: float) -> None:
-    given = torch.tensor(Z), torch.tensor(Y), torch.ones(3)
-    found = pull(*given, torch.tensor(GLOBAL), torch.ones(2), kind)
-    assert float(found) == pytest.approx(expected, abs=1e-6)
-    # Rows outside of the mask do not count, and a third class without rows changes nothing.
-    padded = torch.cat([given[0], torch.full((2, 2), 9.0)]), torch.tensor([*Y, 0, 2])
-    wider = torch.tensor([*GLOBAL, [5.0, 5]])
-    mask = torch.tensor([1.0, 1, 1, 0, 0])
-    found = pull(*padded, mask, wider, torch.ones(3), kind)
-    assert float(found) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("nodes", 5 / 6), ("classes", 1.25), ("prototypes", 1.5)]
-)
-def test_a_class_without_prototype_pulls_nobody(kind: str, expected: float) -> None:
-    known = torch.tensor([1.0, 0.0])
-    found = pull(torch.tensor(Z), torch.tensor(Y), torch.ones(3), torch.tensor(GLOBAL), known, kind)
-    assert float(found) == pytest.approx(expected)
-
-
-def test_golden_inference() -> None:
-    near = nearness(torch.tensor(Z), torch.tensor(GLOBAL), torch.ones(2))
-    assert near.argmax(-1).tolist() == [0, 1, 0]
-    only = nearness(torch.tensor(Z), torch.tensor(GLOBAL), torch.tensor([0.0, 1.0]))
-    assert only.argmax(-1).tolist() == [1, 1, 1]
 
 
 @dataclass(frozen=True)
@@ -322,14 +287,6 @@ def test_graphs_are_never_given_a_class_that_the_client_does_not_have() -> None:
         logits = graph.at_roots(method.predict(graph, made.server, state))
         assert logits.shape == (len(graph.at_roots(graph.y)), CLASSES)
         assert (logits[:, 2] < -1e29).all()
-
-
-def test_a_sole_owner_has_a_finite_gradient_at_its_own_prototype() -> None:
-    z = torch.tensor(Z, requires_grad=True)
-    own, _ = class_means(z.detach(), torch.tensor(Y), torch.ones(3), 2)
-    pull(z, torch.tensor(Y), torch.ones(3), own, torch.ones(2), "prototypes").backward()
-    assert z.grad is not None
-    assert not z.grad.any()
 
 
 def test_a_plug_finds_the_model_where_there_is_one() -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import average
+from atoll.core.aggregate import average, cosines
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.graph import make_graph
 from atoll.core.losses import cross_entropy
+from atoll.core.masks import Private, first_masks, masked
 from atoll.core.method import Net, client_step
 from atoll.core.optim import SGD
 from atoll.core.random import fold, make_key
@@ -25,15 +26,7 @@ from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config, resolve
 from atoll.experiment.rounds import Experiment
 from atoll.methods import FedPUB
-from atoll.methods.fedpub import (
-    Private,
-    Update,
-    _matrices,
-    cosines,
-    masked,
-    mean_embedding,
-    proxy_graph,
-)
+from atoll.methods.fedpub import Update, mean_embedding, proxy_graph
 from atoll.nn import GAT, GCN, GIN, MLP, SGC, GraphSAGE
 from atoll.testing import CLASSES, FEATURES, Case, check_engines, double_precision, small_federation
 
@@ -129,12 +122,6 @@ def test_who_listens_to_whom(tau: float, row: int, expected: list[float]) -> Non
     close(method.round(start, simulation.clients(0)).models["w"][row], expected)
 
 
-def test_masks() -> None:
-    model, masks = {"w": torch.tensor([[1.0, -2, 3]])}, [torch.tensor([[1.0, 5e-4, -0.5]])]
-    assert masked(model, masks)["w"].tolist() == [[1.0, -0.001, -1.5]]
-    assert masked(model, masks, 1e-3)["w"].tolist() == [[1.0, 0.0, -1.5]]
-
-
 def penalty(method: FedPUB, params: Tree, anchor: Tree) -> Tensor:
     """λ1 ‖μ‖_1 + λ2 ‖θ - θ̄‖², or the norms themselves, to be differentiated by autograd."""
     away = [a - b for a, b in zip(leaves(params["model"]), leaves(anchor), strict=True)]
@@ -164,7 +151,7 @@ def test_regularisers_are_the_gradients_of_what_they_say(proximal: Any) -> None:
 def test_sizes_on_cora() -> None:
     own = GCN(1433, 7, hidden=128, layers=3, head="linear").init(make_key(0))
     assert sum(leaf.numel() for leaf in leaves(own)) == 200_967
-    assert sum(leaf.numel() for leaf in _matrices(own)) == 200_704
+    assert sum(leaf.numel() for leaf in first_masks(own)) == 200_704
 
 
 # Training
@@ -183,7 +170,7 @@ def test_training_equals_stock_torch(engine: str, regularizers: Any) -> None:
     states = simulation.engine.export_states()
     for number, graph in enumerate(small_federation().prepared(QUIET.views).graphs):
         anchor = QUIET.init(simulation.clients(-1).key)
-        params = {"model": anchor, "masks": [torch.ones_like(m) for m in _matrices(anchor)]}
+        params = {"model": anchor, "masks": first_masks(anchor)}
         params = tree_map(lambda leaf: leaf.clone().requires_grad_(), params)
         stock = torch.optim.SGD(leaves(params), lr=0.5)
         for _ in range(4):
@@ -210,7 +197,7 @@ def test_small_masks_are_zero_in_predictions_only() -> None:
     method = FedPUB(QUIET, lam_mask=0.5)
     (graph,) = small_federation((13,)).prepared(QUIET.views).graphs
     model = QUIET.init(make_key(1))
-    tiny = Private([torch.full_like(m, 0.4) for m in _matrices(model)], None)
+    tiny = Private([0.4 * mask for mask in first_masks(model)], None)
     biases = tree_map(lambda leaf: leaf if leaf.dim() == 1 else leaf * 0, model)
     assert torch.equal(method.predict(graph, model, tiny), QUIET(biases, graph))
     assert torch.equal(method.predict(graph, model, None), QUIET(model, graph))

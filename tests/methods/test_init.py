@@ -8,13 +8,40 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import ConfigError
-from atoll.methods import METHODS, FedAvg, method_class
+from atoll.methods import METHODS, FedAvg, method_class, method_name
 
 
 def test_methods_are_found_by_name_whatever_the_case():
     assert method_class("FedAvg") is METHODS["fedavg"] is FedAvg
     with pytest.raises(ConfigError, match=r"unknown method 'fedporx'; did you mean 'fedprox'\?"):
         method_class("fedporx")
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("fed-pub", "fedpub"),
+        ("FED_PUB", "fedpub"),
+        ("FedSage-Plus", "fedsage+"),
+        ("a:fed-b", "a:fed-b"),
+    ],
+)
+def test_names_are_found_as_people_type_them(typed, name):
+    assert method_name(typed) == name
+    assert ":" in name or method_class(typed) is METHODS[name]
+
+
+def test_gcfl_plus_is_a_preset():
+    with pytest.raises(ConfigError, match=r"'GCFL\+'; it is gcfl with --set preset=plus"):
+        method_class("GCFL+")
+
+
+def test_a_file_without_a_class_lists_its_methods(tmp_path):
+    path = tmp_path / "unnamed_methods.py"
+    code = "from atoll import Averaging\nclass A(Averaging): ...\nclass B(Averaging): ...\n"
+    path.write_text(code)
+    with pytest.raises(ConfigError, match=rf"no class is named; write {path}:A or {path}:B$"):
+        method_class(str(path))
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -36,9 +63,9 @@ def test_a_name_that_is_no_module_is_one_sentence(name):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("x = 1 / 0", "line 2 raises ZeroDivisionError: division by zero"),
-        ("raise SystemExit(3)", "line 2 raises SystemExit: 3"),
-        ("assert False, 'no'", "line 2 raises AssertionError: no"),
+        ("x = 1 / 0", r"ZeroDivisionError in mine_\d.py line 2: division by zero"),
+        ("raise SystemExit(3)", r"SystemExit in mine_\d.py line 2: 3"),
+        ("assert False, 'no'", r"AssertionError in mine_\d.py line 2: no"),
         ("def", r"\(mine_\d.py, line 2\)"),
         ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
     ],

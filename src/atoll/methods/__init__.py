@@ -9,15 +9,16 @@ Examples:
 """
 
 import importlib.util
+import re
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, described, unknown
 from atoll.core.method import Method
 from atoll.methods.adafgl import AdaFGL as AdaFGL
 from atoll.methods.fedath import FedATH as FedATH
+from atoll.methods.fedaux import FedAux as FedAux
 from atoll.methods.fedavg import FedAvg as FedAvg
 from atoll.methods.feddc import FedDC as FedDC
 from atoll.methods.fedgnn import FedGNN as FedGNN
@@ -31,6 +32,7 @@ from atoll.methods.fedpub import FedPUB as FedPUB
 from atoll.methods.fedsage import FedSage as FedSage
 from atoll.methods.fedsage_plus import FedSagePlus as FedSagePlus
 from atoll.methods.fedtad import FedTAD as FedTAD
+from atoll.methods.fedtgp import FedTGP as FedTGP
 from atoll.methods.fgssl import FGSSL as FGSSL
 from atoll.methods.gcfl import GCFL as GCFL
 from atoll.methods.local import Local as Local
@@ -38,10 +40,11 @@ from atoll.methods.moon import MOON as MOON
 from atoll.methods.reef import Reef as Reef
 from atoll.methods.scaffold import Scaffold as Scaffold
 
-GENERAL = (Local, FedAvg, FedProx, Scaffold, FedDC, FedOpt, MOON, FedProto, FedPer)
+GENERAL = (Local, FedAvg, FedProx, Scaffold, FedDC, FedOpt, MOON, FedProto, FedTGP, FedPer)
 GRAPHS = (
     AdaFGL,
     FedATH,
+    FedAux,
     FedGNN,
     FedGTA,
     FedIIH,
@@ -58,18 +61,29 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+def method_name(text: str) -> str:
+    """The registered name for a spelling: `fedpub` for `FED-PUB`. A user's own stays unchanged."""
+    plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
+    return text if ":" in text else plain if plain in METHODS else text.lower()
+
+
 def method_class(name: str) -> type[Method]:
     """The method with this name, or a user's own: "my_method.py:Mine" or "package.module:Mine"."""
+    if (known := method_name(name)) in METHODS:
+        return METHODS[known]
+    name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes
     if ":" not in name:
-        if name.lower() not in METHODS:
-            raise unknown("method", name, METHODS)
-        return METHODS[name.lower()]
+        base = name.lower().removesuffix("+")
+        if base in METHODS and "plus" in METHODS[base].presets:
+            raise ConfigError(f"unknown method '{name}'; it is {base} with --set preset=plus")
+        raise unknown("method", name, METHODS)
     where, _, attribute = name.rpartition(":")
     if not where.endswith(".py") and not all(part.isidentifier() for part in where.split(".")):
         hint = "write FILE.py:CLASS or package.module:CLASS"
         raise ConfigError(f"method '{name}' names no file and no module; {hint}")
     try:
-        found = getattr(_module(where), attribute, None)
+        module = _module(where)
+        found = getattr(module, attribute, None)
     except (ImportError, OSError, SyntaxError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("atoll."):
             raise ConfigError(
@@ -78,14 +92,15 @@ def method_class(name: str) -> type[Method]:
             ) from error
         raise ConfigError(f"method '{name}' cannot be loaded: {error}") from error
     except (Exception, SystemExit) as error:  # the file's own code, which may do anything
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name} line {frame.lineno}"
-        why = f"{place} raises {type(error).__name__}: {error}"
-        raise ConfigError(f"method '{name}' cannot be loaded: {why}; correct it") from error
+        why = f"{described(error)}; correct it"
+        raise ConfigError(f"method '{name}' cannot be loaded: {why}") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(
-            f"{where} has no class '{attribute}' that is a Method; see CONTRIBUTING.md"
-        )
+        types = [one for one in vars(module).values() if isinstance(one, type)]
+        types = [one for one in types if one.__module__ == module.__name__]
+        own = [f"{where}:{one.__name__}" for one in types if issubclass(one, Method)]
+        names = " or ".join(own) or f"a class(atoll.Method) in {where}"
+        what = f"has no method '{attribute}'" if attribute else "is a file, and no class is named"
+        raise ConfigError(f"'{where}' {what}; write {names}")
     return found
 
 

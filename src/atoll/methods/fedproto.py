@@ -7,6 +7,7 @@
     pull  nodes       mean over training nodes and dimensions of (z_v - C^{y_v})²   authors' code
           classes     the same mean within each class, summed over classes          OpenFGL
           prototypes  Σ_j ‖C_i^j - C^j‖, C_i^j by the model in training             the paper
+          means       the mean of these distances, as in FedTGP's paper
     aggregation  owners  plain mean        counts  weighted by training nodes of the class
                  paper   the latter once more divided by the number of owners, as the paper prints
 
@@ -29,7 +30,7 @@ Right after training, before the server answers, a client can only use its own p
 for a class that a participant does not own, also where nobody does.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -39,69 +40,35 @@ from atoll.core import private_layers as layers
 from atoll.core.aggregate import Aggregate, Mean, combine
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
-from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
-from atoll.core.losses import class_means
-from atoll.core.message import ToAll
-from atoll.core.method import Clients, client_step, embedder
+from atoll.core.hyper import WeightBy
+from atoll.core.method import Clients
 from atoll.core.private_layers import Private
-from atoll.core.random import make_key
+from atoll.core.prototypes import PrototypeTraining, Server, Update
 from atoll.core.space import USUAL, Real
-from atoll.core.task import CLASSIFICATIONS
-from atoll.core.training import Training
-from atoll.core.tree import Tree, record
+from atoll.core.tree import Tree
 from atoll.nn import EMBEDDERS
 
 
-@record
-class Update:
-    """What leaves a client."""
-
-    prototypes: Tensor  # mean embedding of each class, (C, h); zero without training nodes
-    mass: Tensor  # one for the classes that it owns or, if asked for, their training nodes, (C,)
-    model: Tree  # with `share_weights`, the layers that are shared
-    size: Tensor | None  # the client's, where something is weighted by it
-
-
-@record
-class Server:
-    """What the server keeps and, but for the state of the aggregation rule, sends."""
-
-    start: Tree  # the seed of the common initial model; with `share_weights`, the model
-    prototypes: Tensor | None  # (C, h); None before the first round
-    known: Tensor | None  # one for the classes that have a prototype, (C,)
-    rule: Tree = None
-
-
 @dataclass(frozen=True)
-class FedProto(Training):
+class FedProto(PrototypeTraining):
     """Federated prototype learning."""
 
-    lam: Annotated[NonNegative, "λ: weight of the pull towards the prototypes"] = 1.0
-    pull: Annotated[Literal["nodes", "classes", "prototypes"], "what the pull averages"] = "nodes"
     aggregation: Annotated[Literal["owners", "counts", "paper"], "weights of a prototype mean"] = (
         "owners"
     )
-    inference: Annotated[Literal["head", "prototype"], "last layer, or nearest prototype"] = "head"
     share_weights: Annotated[bool, "whether models are averaged, too"] = False
     weight_by: WeightBy = "nodes"
-    optimizer_state: OptimizerState = "keep"
     compat: Annotated[Literal["none", "diluted-prototypes"], "a fault of OpenFGL"] = "none"
     aggregate: Aggregate = Mean()
 
     space = USUAL | {"lam": Real(0.01, 10, log=True)}
-    tasks = CLASSIFICATIONS
     nets = EMBEDDERS
     paper = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     )
-    not_private = (
-        "its clients send a mean embedding for each of their classes, not an update of a model"
-    )
-    deployed = "personalised"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        embedder(self.net)
         if self.compat == "diluted-prototypes" and self.aggregation != "owners":
             raise ConfigError("compat=diluted-prototypes has its own mean; leave out aggregation")
         if not self.share_weights and type(self.aggregate) is not Mean:
@@ -120,7 +87,7 @@ class FedProto(Training):
         return Server(model, None, None, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
-        reply = clients.map(self.train, ToAll(replace(server, rule=None)))
+        reply = clients.map(self.train, self.message(server))
         diluted = reply.size if self.compat == "diluted-prototypes" else None
         found = aggregate(reply.prototypes, reply.mass, self.aggregation, diluted)
         known = (reply.mass > 0).any(0).to(found.dtype)
@@ -135,49 +102,10 @@ class FedProto(Training):
             start, rule = combine(self.aggregate, start, *models, clients.key, rule)
         return Server(start, found, known, rule)
 
-    def deploy(self, server: Server) -> ToAll:
-        if self.inference == "head":
-            return ToAll(Server(server.start, None, None))
-        return ToAll(replace(server, rule=None))
-
-    def local(self, reply: Update) -> Server:
-        if self.inference == "head":
-            return Server(reply.model, None, None)
-        return Server(reply.model, reply.prototypes, (reply.mass > 0).to(reply.mass.dtype))
-
-    def predict(
-        self, graph: Graph, message: Server, state: Private | None, key: Tensor | None = None
-    ) -> Tensor:
-        params = self._params(graph, message, state, make_key(0, graph.real.device))
-        net = embedder(self.net)
-        z = net.embed(params, graph, key)
-        if self.inference == "head" or message.prototypes is None or message.known is None:
-            return net.logits(params, z, graph, key)
-        known = message.known if graph.has_classes is None else message.known * graph.has_classes
-        return graph.from_roots(nearness(z, message.prototypes, known))
-
-    @client_step
-    def train(
-        self, graph: Graph, received: Server, state: Private | None, key: Tensor
+    def reply(
+        self, graph: Graph, model: Tree, moments: Tree, prototypes: Tensor, count: Tensor
     ) -> tuple[Update, Private]:
-        """Train the client's own model towards the prototypes; describe its classes."""
-        net = embedder(self.net)
-
-        def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
-            z = net.embed(params, graph, key)
-            error = graph.task.loss(net.logits(params, z, graph, key), graph)
-            if received.prototypes is None or received.known is None:
-                return error
-            rows = z, graph.at_roots(graph.y), graph.at_roots(graph.train)
-            return error + self.lam * pull(*rows, received.prototypes, received.known, self.pull)
-
-        params = self._params(graph, received, state, key)
-        moments = None if state is None else state.moments
-        model, moments = self.fit(graph, params, moments, key, loss=loss)
-        rows = net.embed(model, graph), graph.at_roots(graph.y), graph.at_roots(graph.train)
-        prototypes, mass = class_means(*rows, self.net.classes)
-        if self.aggregation == "owners":
-            mass = (mass > 0).to(mass.dtype)
+        mass = (count > 0).to(count.dtype) if self.aggregation == "owners" else count
         sized = self.share_weights or self.compat == "diluted-prototypes"
         size = graph.size(self.weight_by) if sized else None
         if not self.share_weights:
@@ -185,35 +113,11 @@ class FedProto(Training):
         shared, own = layers.shared_part(self.net, model), layers.private_part(self.net, model)
         return Update(prototypes, mass, shared, size), Private(own, moments)
 
-    def _params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
-        """The client's model; before it has trained, the common start and layers by the key."""
-        if not self.share_weights and state is not None:
-            return state.layers
-        common = received.start
-        if common is None:
-            raise ConfigError("fedproto's clients upload no model; use --set share_weights=true")
+    def params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
         if not self.share_weights:
-            common = layers.init_shared(self.net, common)
+            return super().params(graph, received, state, key)
         own = layers.init_private(self.net, graph, key) if state is None else state.layers
-        return layers.join_parts(common, own)
-
-
-def pull(
-    z: Tensor, y: Tensor, mask: Tensor, prototypes: Tensor, known: Tensor, kind: str
-) -> Tensor:
-    """How far the masked rows of z are from the prototypes of their classes (`FedProto.pull`)."""
-    classes, width = prototypes.shape
-    each = (z - prototypes[y]).square().sum(-1) / width * mask * known[y]
-    if kind == "nodes":
-        return each.sum() / mask.sum().clamp(min=1)
-    own, count = class_means(z, y, mask, classes)
-    if kind == "classes":
-        return (each / count.clamp(min=1)[y]).sum()
-    square = (own - prototypes).square().sum(-1)
-    # A sole owner starts at its own prototype, where a distance has no slope but rounding's.
-    least = (16 * torch.finfo(z.dtype).eps) ** 2 * prototypes.square().sum(-1)
-    apart = known * (count > 0) * (square > least)
-    return (apart * torch.where(apart > 0, square, torch.ones_like(square)).sqrt()).sum()
+        return layers.join_parts(received.start, own)
 
 
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
@@ -224,9 +128,3 @@ def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | Non
     if kind == "paper":
         weight = weight * (mass > 0).sum(0)
     return total / weight.clamp(min=1).unsqueeze(-1)
-
-
-def nearness(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Logits that are highest for the nearest prototype, (N, C): -‖z - C^j‖² + ‖z‖²."""
-    near = 2 * z @ prototypes.T - prototypes.square().sum(-1)
-    return torch.where(known > 0, near, torch.full_like(near, -1e30))

@@ -33,16 +33,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import average, cosines, mix, put, spread
 from atoll.core.graph import Graph, make_graph
 from atoll.core.hyper import Epochs, NonNegative, Sharpness
+from atoll.core.masks import Private, first_masks, masked
 from atoll.core.message import ToEach
 from atoll.core.method import Clients, Net, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.random import fold, make_key, normal, uniform
 from atoll.core.space import USUAL, Presets, Real, Settings, paper_grid
-from atoll.core.training import Mixing, mixing_of, put_pairs, unmet
-from atoll.core.tree import Tree, leaves, record, tree_map
+from atoll.core.training import Mixing, Mixtures, first_mixtures, mixing_of, next_mixtures
+from atoll.core.tree import Tree, record, tree_map
 from atoll.nn import EMBEDDERS
 from atoll.nn.init import apply_linear
 from atoll.nn.nets import GCN
@@ -60,23 +60,6 @@ class Update:
 
     model: Tree
     embedding: Tensor
-
-
-@record
-class Private:
-    """What stays: a mask for every weight matrix, and the optimizer's moments."""
-
-    masks: list[Tensor]
-    moments: Tree
-
-
-@record
-class Server:
-    """Every client's own model, stacked; who has trained, (N,); the last cosines, (N, N)."""
-
-    models: Tree
-    seen: Tensor
-    similarity: Tensor
 
 
 @dataclass(frozen=True)
@@ -104,25 +87,14 @@ class FedPUB(Mixing):
     compares_embeddings = True
     presets: ClassVar[Presets] = {"paper": PAPER, "reference": {**PAPER, "regularizers": "off"}}
 
-    def init(self, clients: Clients) -> Server:
-        never = torch.zeros(clients.total, dtype=torch.bool, device=clients.key.device)
-        return Server(spread(self.net.init(clients.key), clients.total), never, unmet(clients))
+    def init(self, clients: Clients) -> Mixtures:
+        return first_mixtures(self.net.init(clients.key), clients)
 
-    def round(self, server: Server, clients: Clients) -> Server:
-        reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
-        alike = cosines(reply.embedding)
-        mixed = mix(reply.model, torch.softmax(self.tau * alike, dim=-1))
-        models = put(server.models, present, mixed)
-        seen = server.seen.index_fill(0, present, True)
+    def round(self, server: Mixtures, clients: Clients) -> Mixtures:
+        reply = clients.map(self.train, ToEach(server.models))
+        return next_mixtures(server, reply.model, reply.embedding, self.tau, clients)
 
-        def own_or_mean(own: Tensor, mean: Tensor) -> Tensor:
-            return torch.where(seen.reshape(-1, *[1] * mean.dim()), own, mean)
-
-        if len(clients) < clients.total:
-            models = tree_map(own_or_mean, models, average(reply.model))
-        return Server(models, seen, put_pairs(server.similarity, present, alike))
-
-    def diagnostics(self, server: Server) -> Mapping[str, Tensor]:
+    def diagnostics(self, server: Mixtures) -> Mapping[str, Tensor]:
         return mixing_of(server.similarity, self.tau)
 
     def predict(
@@ -140,7 +112,7 @@ class FedPUB(Mixing):
     ) -> tuple[Update, Private]:
         """Train weights and masks together; say what the result does on the random graph."""
         if state is None:
-            state = Private([torch.ones_like(leaf) for leaf in _matrices(received)], None)
+            state = Private(first_masks(received), None)
         start = {"model": received, "masks": state.masks}
         adjust = partial(self.regularised, received) if self.regularizers == "on" else None
         params, moments = self.fit(graph, start, state.moments, key, adjust=adjust)
@@ -169,24 +141,6 @@ class FedPUB(Mixing):
         masks = zip(grads["masks"], params["masks"], strict=True)
         sparse = [grad + self.lam_mask * mask.sign() for grad, mask in masks]
         return {"model": tree_map(pulled, grads["model"], params["model"], anchor), "masks": sparse}
-
-
-def _matrices(model: Tree) -> list[Tensor]:
-    """What has a mask: everything but biases."""
-    return [leaf for leaf in leaves(model) if leaf.dim() > 1]
-
-
-def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
-    """The model that a client computes with; masks below the threshold count as zero."""
-    rest = iter(masks)
-
-    def times_mask(leaf: Tensor) -> Tensor:
-        if leaf.dim() < 2:
-            return leaf
-        mask = next(rest)
-        return leaf * (mask if threshold == 0 else mask * (mask.abs() >= threshold))
-
-    return tree_map(times_mask, model)
 
 
 @lru_cache(maxsize=4)

@@ -82,8 +82,15 @@ class Layered(ABC):
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """The last layer on the output of `embed`, (N, C)."""
-        number = len(params) - 1
-        return self._further(params[-1], self.dropped(h, number, graph, key), number, graph)
+        return self.last(params, self.dropped(h, len(params) - 1, graph, key), graph)
+
+    def read(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
+        """The last layer's input, after its activation and dropout, (N, hidden)."""
+        return self.dropped(self.embed(params, graph, key), len(params) - 1, graph, key)
+
+    def last(self, params: Tree, h: Tensor, graph: Graph) -> Tensor:
+        """The last layer on the output of `read`, (N, C)."""
+        return self._further(params[-1], h, len(params) - 1, graph)
 
 
 @dataclass(frozen=True)
