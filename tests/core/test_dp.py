@@ -160,6 +160,15 @@ def test_what_can_be_private_depends_on_the_settings():
         noised("adafgl", keep="best")
 
 
+def test_a_method_that_shares_no_parameter_is_refused_before_its_first_round():
+    net = NETS["sgc"](FEATURES, CLASSES)
+    base = METHODS["fedper"](net=net)
+    method = Noised(net=net, base=base, clip=1.0, noise=1.0)
+    clients = Simulation(small_federation(), method, engine="serial").clients(-1)
+    with pytest.raises(ConfigError, match="FedPer shares no parameter of this network"):
+        method.init(clients)
+
+
 def test_a_users_own_method_has_to_say_that_it_can():
     @dataclass(frozen=True)
     class Mine(FedAvg):

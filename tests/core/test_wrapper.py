@@ -165,7 +165,7 @@ def test_diagnostics_are_empty_or_known_names() -> None:
     known = {"similarity", "mixing", "cluster", "cached", "splits", "trace"}
     for name, cls in METHODS.items():
         if "diagnostics" in vars(cls):
-            assert name in ("fedgta", "fediih", "fedpub", "gcfl")
+            assert name in ("fedaux", "fedgta", "fediih", "fedpub", "gcfl")
     assert known == {word for word in known if f"`{word}`" in (Method.diagnostics.__doc__ or "")}
 
 

@@ -15,7 +15,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.data.divide import federate
 from atoll.data.partition import divide
 from atoll.data.public.registry import load_dataset
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphSet, Source
+from atoll.data.source import MISSING, TEST, TRAIN, UNSEEN, UNUSED, VAL, GraphSet, Source
 from atoll.data.split import SPLITS, growth, split
 from tests.data.toys import toy_set
 
@@ -353,6 +353,58 @@ def test_what_a_split_in_time_cannot_use_is_refused() -> None:
         split(timed(gaps), whole, "time:joined")
     with pytest.raises(DataError, match="column 'joined' is no number and no date like 2024"):
         split(timed(np.array(["soon"] * 9)), whole, "time:joined")
-    for recipe in ("inductive", "time:joined"):
+    for recipe in ("inductive", "time:joined", "unseen"):
         with pytest.raises(ConfigError, match="is for one graph, but 'toys' is a set of graphs"):
             split(toy_set(9), whole, recipe)
+
+
+def test_unseen_takes_classes_and_a_share_of_the_others_out_of_training() -> None:
+    y = np.concatenate([np.full(6, -1), np.arange(194) % 4])
+    source = replace(timed(np.arange(200)), y=y, classes=4)
+    parts = [np.arange(100), np.arange(100, 200)]
+    found = split(source, parts, "unseen:share=0.25,classes=1", seed=3)
+    for ids, roles in zip(parts, found, strict=True):
+        labels = y[ids]
+        (gone,) = np.unique(labels[roles == MISSING])
+        assert (roles[labels == gone] == MISSING).all()
+        known = (labels >= 0) & (labels != gone)
+        for label in np.unique(labels[known]):
+            here = roles[labels == label]
+            assert (here == UNSEEN).sum() == pytest.approx(0.25 * here.size, abs=1)
+        rest = roles[known & (roles != UNSEEN)]
+        assert (rest == TRAIN).sum() == pytest.approx(0.2 * rest.size, abs=1)
+        assert set(rest.tolist()) == {TRAIN, VAL, TEST}
+        assert (roles[labels < 0] == UNUSED).all()
+    again = split(source, parts, "unseen:share=0.25,classes=1", seed=3)
+    assert all(map(np.array_equal, found, again))
+    for ids, roles in zip(parts, split(source, parts, "unseen:classes=2", seed=4), strict=True):
+        assert np.unique(y[ids][roles == MISSING]).size == 2
+    graph = federate(source, clients=1, partition="random", split="unseen", seed=3).graphs[0]
+    assert graph.since is not None
+    assert graph.since[:6].tolist() == [0] * 6  # nodes without a label are there
+    assert set(graph.since.tolist()) == {0, UNSEEN, MISSING}
+    assert not graph.since[(graph.train + graph.val + graph.test) > 0].any()
+
+
+def test_unseen_nodes_of_a_class_that_nobody_trains_on_count_as_missing() -> None:
+    y = np.array([0] * 50 + [1] * 49 + [2])
+    source = replace(timed(np.arange(100)), y=y, classes=3)
+    seeds = [split(source, [np.arange(100)], "unseen:share=0.5,classes=0", s)[0] for s in range(9)]
+    roles = {int(one[99]) for one in seeds}
+    assert MISSING in roles
+    assert UNSEEN not in roles
+    for one in seeds:  # at least one class stays
+        assert set(split(source, [np.arange(100)], "unseen:classes=9", 0)[0]) >= {TRAIN, TEST}
+        assert (one[:99] != MISSING).all()
+
+
+def test_what_unseen_cannot_use_is_refused() -> None:
+    source = timed(np.arange(9))
+    for recipe, parts, sentence in (
+        ("unseen:share=1", [np.arange(9)], "share is 1; give a number from 0 to below 1"),
+        ("unseen:share=much", [np.arange(9)], "share is much; give a number"),
+        ("unseen:classes=-1", [np.arange(9)], "classes must be a whole number of at least 0"),
+        ("unseen", [np.arange(9), np.arange(5)], "clients that have no node in common"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            split(source, parts, recipe)

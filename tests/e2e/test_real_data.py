@@ -42,12 +42,13 @@ def run(real_data: Callable[[str], Path], tmp_path: Path) -> Callable[..., dict]
 @pytest.mark.parametrize("protocol", [n for n, rules in PROTOCOLS.items() if "node" in rules.tasks])
 def test_cora_runs_under_every_protocol_for_nodes(run, protocol: str) -> None:
     saved = run("cora", "fedavg", "--protocol", protocol, "--clients", 10, "--rounds", 5)
-    assert saved["clients"] == 10
+    assert saved["clients"] == (9 if protocol == "fedlog" else 10)  # it holds one out
     assert saved["protocol"] == protocol
     assert saved["scored"] == {"deployed": "global", "local": "local"}[PROTOCOLS[protocol].evaluate]
     assert saved["metrics"]["test_accuracy"]["mean"] > 0.2
-    connected = 2485 if protocol == "fediih" else 2708
-    assert sum(saved["federation"]["nodes"]) == connected
+    # `fediih` keeps the largest component; `fedlog` trains without new nodes and one client.
+    nodes = {"fediih": 2485, "fedlog": 1804}.get(protocol, 2708)
+    assert sum(saved["federation"]["nodes"]) == nodes
 
 
 def test_fedtads_partition_and_split_are_the_published_ones(

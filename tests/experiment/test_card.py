@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import tomllib
 from dataclasses import replace
 
 import pytest
 
 import atoll
-from atoll.experiment.card import card_text, data_facts, wire_of
+from atoll.experiment.card import card_text, data_facts, paragraph, wire_of
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.threshold import Threshold
 from tests.experiment.own_graphs import write_own
@@ -151,3 +153,9 @@ def test_a_method_without_a_wire_line_has_none():
         pass
 
     assert wire_of(Mine()) == ""
+
+
+@pytest.mark.parametrize("name", sorted(set(atoll.methods.METHODS) - {"local"}))
+def test_the_card_tells_what_goes_up_for_every_method(name):
+    words = inspect.getdoc(sys.modules[atoll.methods.METHODS[name].__module__])
+    assert "up: " in paragraph(words, "Wire,")

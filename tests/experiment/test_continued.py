@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -61,3 +64,14 @@ def test_a_longer_run_is_not_finished_before_its_last_round(tmp_path):
     extend(tmp_path / "run", RunFolder(tmp_path / "run").config, 4, lambda config: "any")
     with pytest.raises(AtollError, match="is not finished"):
         _ = RunFolder(tmp_path / "run").summary
+
+
+def test_a_finished_run_whose_data_are_gone_stays_finished(tmp_path):
+    shutil.copytree(Path(__file__).parents[2] / "examples" / "three-banks", tmp_path / "banks")
+    how = {"partition": "column:bank", "set": {"hidden": 8}, "out": tmp_path / "run"}
+    atoll.run("fedavg", str(tmp_path / "banks"), rounds=2, **how)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    shutil.rmtree(tmp_path / "banks")
+    with pytest.raises(AtollError, match="banks"):
+        atoll.resume(tmp_path / "run", rounds=4)
+    assert {path: path.read_bytes() for path in before} == before

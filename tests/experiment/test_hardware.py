@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import atoll
-from atoll.core.errors import DeviceFull
+from atoll.core.errors import ConfigError, DeviceFull
 from atoll.experiment import hardware as machine
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 3}
@@ -45,3 +45,18 @@ def test_a_gpu_that_others_fill_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
     full = RuntimeError(problems[1])
     with pytest.raises(RuntimeError, match="illegal"):
         machine.start(torch.device("cuda"))
+
+
+def test_a_gpu_can_be_chosen_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert machine.choose_device("cuda:1") == torch.device("cuda", 1)
+    assert current == [1]
+    with pytest.raises(
+        ConfigError, match=r"'cuda:2' was asked for, but the last GPU is cuda:1; use"
+    ):
+        machine.choose_device("cuda:2")
+    for wish in ("cuda:", "cuda:one", "cpu:1", "gpu"):
+        with pytest.raises(ConfigError, match=f"unknown device '{wish}'; did you mean"):
+            machine.choose_device(wish)

@@ -339,7 +339,8 @@ def test_scores_of_arrays_equal_scikit_learn_with_many_classes():
         np.testing.assert_allclose(ours[name], expected)
 
 
-@pytest.mark.parametrize("name", ["recal", "recall@0%", "recall@101%", "recall@x%", "f2", ""])
+@pytest.mark.parametrize("name", ["recal", "recall@0%", "recall@101%", "recall@x%", "f2", "",
+                                  "recall@\u0661%"])  # fmt: skip
 def test_an_unknown_metric_is_one_sentence_with_the_list(name):
     with pytest.raises(ConfigError, match=r"unknown metric .* choose one of: accuracy, macro_f1"):
         find_metric(name)

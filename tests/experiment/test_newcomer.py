@@ -16,7 +16,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import with_views
 from atoll.experiment.folder import RunFolder, read_result
 from atoll.experiment.metrics import score
-from atoll.experiment.newcomer import set_apart
+from atoll.experiment.newcomer import over_models, set_apart
 from atoll.report.collect import collect
 from atoll.report.page import page
 
@@ -80,6 +80,23 @@ def test_a_growing_graph_is_whole_on_the_first_day() -> None:
     result = atoll.run("fedavg", DATA, held_out_client="0", split="inductive", **SMALL)
     assert result.first_day is not None
     assert 0 < result.first_day.metrics["accuracy"]["mean"] <= 1
+
+
+def test_a_drawn_client_follows_the_seed_of_the_data() -> None:
+    drawn = [set_apart(named(), "drawn", seed)[1].client_names[0] for seed in range(30)]
+    assert drawn == [set_apart(named(), "drawn", seed)[1].client_names[0] for seed in range(30)]
+    assert set(drawn) == {"north", "south", "west"}
+    result = atoll.run("fedavg", DATA, held_out_client="drawn", seeds=3, **SMALL)
+    assert result.first_day is not None
+    assert " or " in result.first_day.client
+    again = atoll.run("fedavg", DATA, held_out_client="drawn", seeds=3, data_seed=1, **SMALL)
+    assert again.first_day is not None
+    assert len(again.first_day.client) == 1
+
+
+def test_the_models_of_all_clients_count_alike() -> None:
+    found = over_models([{"accuracy": 0.6}, {"accuracy": 0.3}, {"accuracy": 0.3}])
+    assert found == {"accuracy": pytest.approx(0.4), "worst_accuracy": 0.3}
 
 
 def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:

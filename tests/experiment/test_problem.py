@@ -336,7 +336,9 @@ def check_same(one: Division, two: Division) -> None:
             assert torch.equal(tensor, others[name]), name
 
 
-@pytest.mark.parametrize("options", [{}, {"split": "inductive"}, {"held_out_client": "1"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"split": "inductive"}, {"held_out_client": "1"}, {"protocol": "fedlog"}]
+)
 def test_clients_are_equal_whether_they_come_from_the_cache_or_not(cache, monkeypatch, options):
     problem = Problem.of(make_config(data="lagoon:nodes=300", clients=3, **options))
     cold, warm = problem.divide(1), problem.divide(1)

@@ -95,7 +95,8 @@ def test_a_threshold_is_read_back_from_the_content_of_a_model_file() -> None:
 @pytest.mark.parametrize(
     "text",
     ["f1", "recall@precision=2", "recall@recall=0.5", "precision@recall=x", "cost:1", "cost:0,1",
-     "cost:inf,1", "recall@precision=nan"],
+     "cost:inf,1", "recall@precision=nan", "recall@precision= 0.5", "cost:1,1 ", "cost:1.2.3,1",
+     "recall@precision=\u0660.\u0665", "cost:\u0661,1"],
 )  # fmt: skip
 def test_another_rule_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=f"threshold cannot be '{text}'; give one of max_f1"):

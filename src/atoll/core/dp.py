@@ -92,7 +92,13 @@ class Noised(Wrapper):
             )
 
     def init(self, clients: Clients) -> Tree:
-        return self.base.init(_OneUpdate(clients, self))
+        server = self.base.init(_OneUpdate(clients, self))
+        if not leaves(self.base.deploy(server).tree):
+            raise ConfigError(
+                f"{type(self.base).__name__} shares no parameter of this network, so that there is "
+                "no update to make private; leave --dp out, or choose another network"
+            )
+        return server
 
     def round(self, server: Tree, clients: Clients) -> Tree:
         return self.base.round(server, _OneUpdate(clients, self))

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+_PACKAGES = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_OWN = (str(Path(__file__).parents[1]), *_PACKAGES)
+"""Folders of Atoll, Python and installed packages, whose lines tell a user nothing."""
 
 
 class AtollError(Exception):
@@ -50,6 +57,14 @@ class ClientLost(AtollError):
 
 class DeviceFull(AtollError):
     """The device's memory is too small, or others fill it; says what was needed and is free."""
+
+
+def described(error: BaseException) -> str:
+    """`TypeError in mine.py line 9: ...`: the innermost line of a user's own file, if any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(_NOT_OWN)]
+    where = f" in {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
+    return f"{type(error).__name__}{where}: {error}"
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:

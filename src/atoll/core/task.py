@@ -126,7 +126,7 @@ class NodeClassification(Classification):
     """The class of every node of one graph."""
 
     name = "node"
-    splits = (*Classification.splits, "inductive", "time")
+    splits = (*Classification.splits, "inductive", "time", "unseen")
 
 
 class GraphClassification(Classification):

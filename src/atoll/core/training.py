@@ -12,7 +12,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Mean, Rule, Update, first_server, model_of, next_server
+from atoll.core.aggregate import (
+    Mean,
+    Rule,
+    Update,
+    average,
+    cosines,
+    first_server,
+    mix,
+    model_of,
+    next_server,
+    put,
+    spread,
+)
 from atoll.core.errors import ConfigError
 from atoll.core.fit import Adjust, Loss, fit
 from atoll.core.graph import Graph
@@ -21,7 +33,7 @@ from atoll.core.message import ToAll, ToEach
 from atoll.core.method import Clients, Method, client_step, embedder
 from atoll.core.optim import Adam, Optimizer
 from atoll.core.private_layers import Private, fit_received, init_shared
-from atoll.core.tree import Tree
+from atoll.core.tree import Tree, record, tree_map
 
 
 @dataclass(frozen=True)
@@ -121,6 +133,40 @@ class Mixing(Training):
 
     def deploy(self, server: Tree) -> ToEach:
         return ToEach(server.models)
+
+
+@record
+class Mixtures:
+    """Every client's own model, stacked; who has trained, (N,); the last cosines, (N, N)."""
+
+    models: Tree
+    seen: Tensor
+    similarity: Tensor
+
+
+def first_mixtures(model: Tree, clients: Clients) -> Mixtures:
+    """The same model for every client."""
+    never = torch.zeros(clients.total, dtype=torch.bool, device=clients.key.device)
+    return Mixtures(spread(model, clients.total), never, unmet(clients))
+
+
+def next_mixtures(
+    server: Mixtures, models: Tree, descriptions: Tensor, tau: float, clients: Clients
+) -> Mixtures:
+    """Mix the participants' models by the softmax of τ times the cosines of descriptions, (K, h).
+
+    An absent client keeps its mixture; one that has never trained gets the participants' mean.
+    """
+    present, alike = clients.positions, cosines(descriptions)
+    mixed = put(server.models, present, mix(models, torch.softmax(tau * alike, dim=-1)))
+    seen = server.seen.index_fill(0, present, True)
+
+    def own_or_mean(own: Tensor, mean: Tensor) -> Tensor:
+        return torch.where(seen.reshape(-1, *[1] * mean.dim()), own, mean)
+
+    if len(clients) < clients.total:
+        mixed = tree_map(own_or_mean, mixed, average(models))
+    return Mixtures(mixed, seen, put_pairs(server.similarity, present, alike))
 
 
 def unmet(clients: Clients, *sizes: int) -> Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.data.own.encoder import Encoder
 
 TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
+UNSEEN, MISSING = 3, 4  # nodes that arrive after training; of a class without training nodes
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
 
 

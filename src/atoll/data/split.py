@@ -9,7 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.errors import ConfigError, DataError, check_name
-from atoll.data.source import TEST, TRAIN, UNUSED, VAL, GraphGroup, GraphSet, Source
+from atoll.data.source import (
+    MISSING,
+    TEST,
+    TRAIN,
+    UNSEEN,
+    UNUSED,
+    VAL,
+    GraphGroup,
+    GraphSet,
+    Source,
+)
 from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
 Ratios = tuple[float, float, float]  # shares for training, validation and testing; they sum to one
@@ -225,6 +235,45 @@ def time(
     return [roles[ids] for ids in parts]
 
 
+def unseen(
+    source: Source,
+    parts: Parts,
+    seed: int,
+    ratios: Ratios,
+    *,
+    share: float = 0.2,
+    classes: int = 1,
+) -> Roles:
+    """Per client, nodes that arrive after training, some of classes that training lacks (FedLoG).
+
+    All nodes of some drawn `classes` are MISSING, and a `share` of every other class is UNSEEN. The
+    rest has the roles of `stratified`. Our reconstruction: the paper's own draw is not public.
+    """
+    check_whole("classes", classes, 0)
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"share is {share}; give a number from 0 to below 1")
+    if np.unique(np.concatenate(parts)).size < sum(ids.size for ids in parts):
+        hint = "choose another --partition"
+        raise ConfigError(f"split 'unseen' needs clients that have no node in common; {hint}")
+    result = []
+    for client, ids in enumerate(parts):
+        rng, y = np.random.default_rng([seed, client, UNSEEN]), source.y[ids]
+        row, rank = rng.permutation(np.flatnonzero(y >= 0)), rng.permutation(source.classes)
+        row = row[np.argsort(rank[y[row]], kind="stable")]  # as in `stratified`
+        roles = np.full(len(ids), UNUSED, dtype=np.int8)
+        roles[row[_evenly(len(row), share)]] = UNSEEN
+        known = rng.permutation(np.unique(y[row]))
+        roles[np.isin(y, known[: min(classes, len(known) - 1)])] = MISSING
+        result.append(roles)
+    seen = [ids[own == UNUSED] for ids, own in zip(parts, result, strict=True)]
+    drawn = zip(parts, result, stratified(source, seen, seed, ratios), strict=True)
+    for ids, roles, rest in drawn:
+        roles[roles == UNUSED] = rest
+        trained = np.isin(source.y[ids], source.y[ids][roles == TRAIN])
+        roles[(roles == UNSEEN) & ~trained] = MISSING
+    return result
+
+
 def _cuts(
     source: Source, ratios: Ratios, column: str, val: Value | None, test: Value | None
 ) -> tuple[float, float]:
@@ -276,12 +325,13 @@ class Growth:
 
     column: str = ""  # the node column of times; "" goes by the roles
     cuts: tuple[float, float] = (np.inf, np.inf)  # the times where stages 1 and 2 begin
+    first: int = VAL  # without a column, the first role that is absent in training
 
     def of_nodes(self, part: Source, roles: np.ndarray | None = None) -> np.ndarray:
         """The stage of each node, (N,) int8; without a column, one of no role is always there."""
         if not self.column:
             assert roles is not None
-            return np.asarray((roles == VAL) + 2 * (roles == TEST), dtype=np.int8)
+            return np.asarray(np.where(roles >= self.first, roles, 0), dtype=np.int8)
         return self.of_times(_times(part.columns[self.column], f"column '{self.column}'"))
 
     def of_edges(self, part: Source, of_nodes: np.ndarray) -> np.ndarray:
@@ -305,13 +355,13 @@ def growth(
     recipe, shares, options = _resolved(source, recipe, ratios, options)
     if recipe not in GROWING:
         return None
-    if recipe == "inductive":
-        return Growth()
+    if recipe != "time":
+        return Growth(first=UNSEEN if recipe == "unseen" else VAL)
     chosen = (options.get(name) for name in ("val", "test"))
     column = str(options.get("column", ""))
     return Growth(column, _cuts(source, shares, column, *chosen))
 
 
-_RECIPES = (stratified, openfgl, fedtad, gcfl, random, global_, given, inductive, time)
-GROWING = ("inductive", "time")  # splits that hide a part of the graph in training
+_RECIPES = (stratified, openfgl, fedtad, gcfl, random, global_, given, inductive, time, unseen)
+GROWING = ("inductive", "time", "unseen")  # splits that hide a part of the graph in training
 SPLITS: dict[str, Callable[..., Roles]] = {f.__name__.rstrip("_"): f for f in _RECIPES}

@@ -211,7 +211,9 @@ def _model(about: Mapping[str, Any]) -> Iterator[str]:
     yield f"- Network: {about['net']} ({_settings(net)})."
     private = ", with private parts that only their client has" if about["private_parts"] else ""
     yield f"- Models: {models}{private}."
-    yield f"- Rounds: {about.get('rounds', 'unknown')}; chosen is round {number}, by {rule}."
+    # A site knows the rule and its own rounds, not those of the server.
+    chosen = "chosen is, by the server's word," if about.get("site") else "chosen is"
+    yield f"- Rounds: {about.get('rounds', 'unknown')}; {chosen} round {number}, by {rule}."
     yield f"- Made with: {_settings(about['versions'])}."
 
 
@@ -288,9 +290,10 @@ def _privacy_lines(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"Sent in each round, for each client: {about['wire']}."
     if about.get("measured") == "federated":
         yield f"Sent once, for the encoder: {TELLS}."
-    if not _scores_stayed(about):
-        sent = [SENT[name] for name in about.get("scoring", ())]
-        text = "; ".join(sent or [find_metric(about["metric"]).sends])
+    sent = [SENT[name] for name in about.get("scoring", ())]
+    sent = sent if "scoring" in about else [find_metric(about["metric"]).sends]
+    if sent and not _scores_stayed(about):
+        text = "; ".join(sent)
         shows = f"; {ONE_IN_A_BIN}" if SENT["bins"] in text else ""
         yield f"Sent for scoring, for each client, part and round: {text}{shows}."
     if not about.get("federated"):

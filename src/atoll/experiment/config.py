@@ -6,6 +6,7 @@ Precedence: command line, file, protocol, the method's own defaults.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -39,7 +40,7 @@ from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 from atoll.experiment.threshold import parse_rule
-from atoll.methods import method_class
+from atoll.methods import method_class, method_name
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,6 +90,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 """Published hyper-parameters, one file each, and the papers' tables."""
+
+
+STARTED = "# started in "
+"""Begins the last line of a saved configuration."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -201,6 +206,11 @@ def config_text(config: RunConfig) -> str:
     return tomli_w.dumps(plain)
 
 
+def saved_text(config: RunConfig) -> str:
+    """A configuration for a run's folder, with the folder from which its relative paths count."""
+    return f"{config_text(config)}{STARTED}{json.dumps(str(Path.cwd()))}\n"
+
+
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
     """Fill in what the protocol and the kind of data decide; check every name."""
     if (divided := data_header(config)) is not None:
@@ -234,7 +244,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     continued, split = _in_stream(rules, partition, clients)
     filled = replace(
         config,
-        method=config.method if ":" in config.method else config.method.lower(),
+        method=method_name(config.method),
         clients=clients,
         partition=partition if divided else continued,
         split=config.split or split,
@@ -243,6 +253,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
         epochs=epochs if named else None,
         evaluate=config.evaluate or rules.evaluate,
         batch_size=batch_size,
+        held_out_client=config.held_out_client or rules.held_out,
         set=settings,
     )
     _check_names(filled, task)

@@ -11,7 +11,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.core.tree import Tree
 from atoll.engines.codec import load_checkpoint, save_checkpoint
-from atoll.experiment.config import RunConfig, config_text
+from atoll.experiment.config import RunConfig, saved_text
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.result import CONFIG, RESULT
 
@@ -37,7 +37,7 @@ def extend(
             tree = load_checkpoint(run.checkpoint(seed))
             if tree["fingerprint"] == f"{before}/{seed}":
                 save_checkpoint(run.checkpoint(seed), {**tree, "fingerprint": f"{after}/{seed}"})
-    write_atomically(folder / CONFIG, config_text(longer).encode())
+    write_atomically(folder / CONFIG, saved_text(longer).encode())
     (folder / RESULT).unlink(missing_ok=True)  # it marks the end
     return longer
 

@@ -22,6 +22,7 @@ import errno
 import io
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,7 +41,7 @@ from atoll.core.tree import Tree
 from atoll.data.load import is_own
 from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RunConfig, config_text, make_config, read_config
+from atoll.experiment.config import STARTED, RunConfig, make_config, read_config, saved_text
 from atoll.experiment.history import History, empty_history, threshold_of
 from atoll.experiment.model import SelectedModel, read_model, write_model
 from atoll.experiment.newcomer import FirstDay
@@ -48,11 +49,14 @@ from atoll.experiment.problem import Data, Problem
 from atoll.experiment.protocols import protocol
 from atoll.experiment.result import CONFIG, RESULT, Result, SeedResult, read_history, read_table
 from atoll.experiment.rounds import Run
+from atoll.experiment.unseen import Unseen
 
 CHECKPOINT, PARTITION = "checkpoint.atoll", "partition.npz"
 SEED_DATA = ("clients.npz", "facts.npz")
 """The file of a seed's arrays; the second name is that of earlier versions."""
 MEASURES = "federation.npz"
+PARTS = (CONFIG, RESULT, "progress.json", "metrics.*", "ledger.*", MEASURES, "seed-*", "model")
+"""What a run writes into its folder, but for further loggers."""
 MAX_CLIENTS = 200  # most clients whose pairs are compared; there are K² of them
 MAX_EDGES = 300_000  # most edges of all clients together that are measured; about a second
 MEASURED = (
@@ -87,7 +91,7 @@ class RunFolder:
 
     def claim(self, config: RunConfig) -> None:
         """Write the configuration of a new run; of several runs in one folder only one can."""
-        path, content = self.path / CONFIG, config_text(config).encode()
+        path, content = self.path / CONFIG, saved_text(config).encode()
         try:
             try:
                 write_atomically(path, content, new=True)
@@ -103,9 +107,14 @@ class RunFolder:
         except FileExistsError:
             _refuse_second(self.path)
 
+    def clear(self) -> None:
+        """Delete the run in the folder, and no other file."""
+        for path in [path for part in PARTS for path in self.path.glob(part)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def begin(self, config: RunConfig, federation: Federation) -> None:
         """Write the configuration, and measure clients that later commands cannot make again."""
-        file, content = self.path / CONFIG, config_text(config).encode()
+        file, content = self.path / CONFIG, saved_text(config).encode()
         if not file.exists() or file.read_bytes() != content:  # `claim` may have written it
             write_atomically(file, content)
         if _is_users(config) and not (self.path / MEASURES).exists():
@@ -268,6 +277,7 @@ class RunFolder:
                 metric=about.get("metric", "accuracy"),
                 privacy=about.get("privacy"),
                 first_day=FirstDay(**about["first_day"]) if "first_day" in about else None,
+                unseen={k: Unseen(**v) for k, v in about.get("unseen", {}).items()},
                 positive=about.get("positive", 1),
                 profile=about.get("profile", {}),
                 hyperparameters=about["hyperparameters"],
@@ -338,8 +348,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def started_in(folder: Path) -> Path | None:
+    """The folder in which a run or a study was started, if that is known and still there."""
+    config, study, where = folder / CONFIG, folder / "study.json", None
+    with contextlib.suppress(ValueError):  # other readers refuse a damaged file
+        if study.exists():
+            where = json.loads(study.read_bytes()).get("started_in")
+        elif config.exists():
+            where = json.loads(config.read_bytes().rpartition(STARTED.encode())[2])
+    return Path(where) if isinstance(where, str) and Path(where).is_dir() else None
+
+
 def _refuse_second(out: Path) -> NoReturn:
-    hint = f"continue it with --resume {out}, or choose another --out"
+    hint = f"continue it with --resume {out}, replace it with --overwrite, or choose another --out"
     raise ConfigError(f"'{out}' already holds a run; {hint}")
 
 

@@ -76,10 +76,16 @@ def cores() -> int:
 
 
 def choose_device(wish: str) -> torch.device:
-    """The device for "auto", "cpu" or "cuda"."""
-    check_name("device", wish, ("auto", "cpu", "cuda"))
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for, but torch finds no GPU; use --device cpu")
+    """The device for "auto", "cpu", "cuda" or "cuda:1", which becomes the current GPU."""
+    name, _, number = wish.partition(":")
+    if name != "cuda" or not number.isdecimal():
+        check_name("device", wish, ("auto", "cpu", "cuda"))
+    if name == "cuda" and int(number or 0) >= (count := torch.cuda.device_count()):
+        finds = f"the last GPU is cuda:{count - 1}" if count else "torch finds no GPU"
+        raise ConfigError(f"device '{wish}' was asked for, but {finds}; use --device cpu or auto")
+    if number:
+        torch.cuda.set_device(int(number))  # memory, streams and names are read of that one
+        return torch.device(wish)
     return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -109,7 +115,7 @@ def release_memory() -> None:
 def device_memory() -> int:
     """Bytes of the GPU's memory, whoever has them; 0 without a GPU."""
     there = torch.cuda.is_available()
-    return int(torch.cuda.get_device_properties(0).total_memory) if there else 0
+    return int(torch.cuda.get_device_properties(None).total_memory) if there else 0
 
 
 def synchronize(device: torch.device) -> None:

@@ -144,6 +144,8 @@ class Selection:
             scores = np.where(cached, scores, np.nan)
         else:
             scores = history.array(self.scored, by, "val")
+        if np.isnan(scores).all():
+            return np.full(clients, len(scores) - 1)
         return np.asarray(np.nan_to_num(scores, nan=-1.0).argmax(0))
 
     def of_clients(self, history: History, metric: str, role: str) -> np.ndarray:
@@ -180,6 +182,8 @@ class Classes(Structural):
     @property
     def name(self) -> str: ...
     @property
+    def metric(self) -> str: ...
+    @property
     def class_names(self) -> tuple[str, ...]: ...
 
 
@@ -206,7 +210,7 @@ class Improvements:
         if rule.select == "best-val" and not pooled:
             weight = weight_of(history, "val", rule.weights)
             scores = np.full(clients, mean_over_clients(scores, weight))
-        else:
+        elif not np.isnan(scores).all():
             scores = np.nan_to_num(scores, nan=-1.0)
         # As long as there is no score at all, the last round is picked.
         better = np.isnan(self.best) | (scores > self.best)
@@ -244,7 +248,7 @@ def selection_of(config: RunConfig, rules: Protocol, federation: Federation) -> 
     return Selection(config.evaluate or "deployed", metric, rules.weights, select)
 
 
-def metric_of(config: RunConfig, federation: Federation) -> str:
+def metric_of(config: RunConfig, federation: Classes) -> str:
     """The metric that picks the round: the user's, or the data's own."""
     if (metric := config.metric) is None:
         return federation.metric
@@ -266,7 +270,7 @@ def positive_of(config: RunConfig, federation: Classes) -> int:
     return names.index(config.positive)
 
 
-def bins_metric(config: RunConfig, federation: Federation, *, sparing: bool = False) -> str | None:
+def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False) -> str | None:
     """The metric of a run whose clients count their scores in bins; None if they do not.
 
     They do if a metric is chosen; `sparing`, only if that metric or a threshold needs the bins.

@@ -135,7 +135,7 @@ METRICS = tuple(name for name, metric in REGISTRY.items() if not metric.pooled)
 POOLED = tuple(name for name, metric in REGISTRY.items() if metric.pooled)
 COMPARED = tuple(name for name, metric in REGISTRY.items() if metric.higher)
 """Metrics that select a round, and that studies optimise and test: higher is better."""
-_AT_TOP = re.compile(r"(recall|precision)@(\d+(?:\.\d+)?)%")
+_AT_TOP = re.compile(r"(recall|precision)@(\d+(?:\.\d+)?)%", re.ASCII)
 
 
 def find_metric(name: str) -> Metric:

@@ -35,6 +35,7 @@ from atoll.experiment.metrics import label_of
 from atoll.experiment.model import read_encoder
 from atoll.experiment.newcomer import set_apart
 from atoll.experiment.protocols import Protocol
+from atoll.experiment.unseen import all_tested, part_unseen
 
 NEARLY = 0.75  # mean share of a client's most frequent class from which on a score says little
 TRAINING = (
@@ -67,6 +68,7 @@ class Division:
     notes: list[str]  # of the loader
     config: RunConfig  # with every choice named; the data may decide how they are divided
     newcomer: Federation | None = None  # a client that never trains
+    whole: Federation | None = None  # the clients with nodes that arrive after training
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,13 @@ class Problem:
     def divide(self, seed: int) -> Division:
         """The clients of one seed, with notes and the completed configuration."""
         made, name = self._divide(seed), self.config.held_out_client
-        if name is None:
-            return made
-        others, newcomer = set_apart(made.federation, name)
-        return replace(made, federation=others, newcomer=newcomer)
+        federation, newcomer = made.federation, None
+        if name is not None:
+            federation, newcomer = set_apart(federation, name, self.seed_of_data(seed))
+        federation, whole = part_unseen(federation)
+        if newcomer is not None and whole is not None:
+            newcomer = all_tested(newcomer)
+        return replace(made, federation=federation, newcomer=newcomer, whole=whole)
 
     def _divide(self, seed: int) -> Division:
         config, data = self.config, self.data
@@ -272,7 +277,7 @@ def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
         raise ConfigError(f"'{given.data}' is divided already; give data that are not")
     out = new_file(out)
     problem = Problem.of(given)
-    made = problem.divide(problem.config.seed)
+    made = problem._divide(problem.config.seed)  # with all clients and nodes
     about = {
         "data": made.config.data,
         "seed": problem.seed_of_data(made.config.seed),

@@ -40,6 +40,7 @@ class Protocol:
     # the other from one seed: each has another partition and split.
     draws: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     clients: int = 5
+    held_out: str | None = None  # a client that never trains, or `newcomer.DRAWN`
     rounds: int = 100
     epochs: int = 3
     evaluate: str = "deployed"  # what `method.deploy` gives; "local" is the model after training

@@ -27,12 +27,13 @@ from atoll.core.task import ROLES
 from atoll.core.tree import Tree
 from atoll.engines.ledger import Ledger
 from atoll.experiment.card import write_cards
-from atoll.experiment.config import RunConfig, config_text
+from atoll.experiment.config import RunConfig, saved_text
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History, Selection, threshold_of
 from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, spread
 from atoll.experiment.newcomer import FirstDay
 from atoll.experiment.threshold import of_alerts
+from atoll.experiment.unseen import Unseen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,7 @@ class Result:
         hyperparameters: Every value of method, net and optimizer, defaults included.
         privacy: What was spent (`experiment.privacy`); None without differential privacy.
         first_day: What a client that never trained gets; None if all clients trained.
+        unseen: Scores of nodes that arrived after training, by kind; empty if there are none.
         positive: The number of the positive class, of two.
         profile: Wall and processor seconds of each stage; empty unless they were asked for.
 
@@ -110,6 +112,7 @@ class Result:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
     first_day: FirstDay | None = None
+    unseen: Mapping[str, Unseen] = field(default_factory=dict)
     positive: int = 1
     profile: Mapping[str, Sequence[float]] = field(default_factory=dict)
     plot: ClassVar[Callable[..., Figure]]
@@ -210,6 +213,11 @@ class Result:
         rule = replace(rule, scored=scored or rule.scored)
         return np.stack([rule.mean(seed.history, metric, role) for seed in self.seeds])
 
+    def after_training(self) -> list[str]:
+        """A sentence for each score of nodes and clients that came after training."""
+        said = [one.sentence(self.metric) for one in self.unseen.values()]
+        return said + ([self.first_day.sentence(self.metric)] if self.first_day else [])
+
     def warnings(self) -> list[str]:
         """Sentences on a model that has hardly learnt anything."""
         found, said, counts = self.metrics(), list[str](), self.confusion()
@@ -277,6 +285,7 @@ class Result:
             **({} if self.privacy is None else {"privacy": dict(self.privacy)}),
             **({"warnings": warnings} if (warnings := self.warnings()) else {}),
             **({} if self.first_day is None else {"first_day": asdict(self.first_day)}),
+            **({"unseen": {k: asdict(v) for k, v in self.unseen.items()}} if self.unseen else {}),
         }
 
     def save(self, out: str | Path, *, tables: bool = True) -> None:
@@ -288,7 +297,7 @@ class Result:
         profile = {name: [round(s, 4) for s in both] for name, both in self.profile.items()}
         whole |= {"profile": profile} if profile else {}
         whole["ledger"] = {str(s.seed): s.ledger.by_step() for s in self.seeds}
-        files = {CONFIG: config_text(self.config).encode()}
+        files = {CONFIG: saved_text(self.config).encode()}
         if tables:
             called = self.client_names if self.named else ()
             metrics = metrics_table({s.seed: s.history for s in self.seeds}, self.deployed, called)

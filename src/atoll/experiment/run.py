@@ -36,6 +36,7 @@ from atoll.experiment.problem import Data, Divide, Division, Problem, name_confi
 from atoll.experiment.result import Result, SeedResult
 from atoll.experiment.rounds import Experiment, Run
 from atoll.experiment.sweep import run_together, why_one_by_one
+from atoll.experiment.unseen import Scores, check_unseen, over_seeds, unseen_scores
 
 SAVE_EVERY = 10.0  # least seconds between two checkpoints
 
@@ -129,6 +130,8 @@ def resume(
         raise ConfigError(f"{problem}; give the folder of a run")
     config = make_config(**read_config(folder / "config.toml"))
     if rounds is not None:
+        # Without its method or data a finished run cannot continue, and stays finished.
+        next(RunPlan(config, None, None, method, data, engine).experiments())
         config = extend(folder, config, rounds, lambda c: name_configuration(c, method, data))
     plan = partial(RunPlan, save_every=save_every, log=log, clock=clock)
     return plan(config, folder, observer, method, data, engine, True).run()
@@ -145,6 +148,7 @@ class RunPlan:
     data: Data | None = None
     given_engine: EngineFactory | None = None
     resuming: bool = False  # whether the folder may contain a run to continue
+    overwrite: bool = False  # whether it may contain a run to delete
     save_every: float = SAVE_EVERY
     log: str | Sequence[str] = ()
     divide: Divide | None = None  # runs that share their clients share a `FederationCache`
@@ -176,13 +180,15 @@ class RunPlan:
             raise ConfigError(f"save_every is {self.save_every}; give seconds, 0 for every round")
         self.folder = None if self.out is None else RunFolder(self.out)
         if self.out is not None:
-            check_folder(self.out, resuming=self.resuming)
+            check_folder(self.out, resuming=self.resuming or self.overwrite)
             clear_left_over(self.out)
         self.observers = Observers(self.observer, self.out, open_logs(self.log, self.out))
         self.method: Method | None = None
         self.federation: Federation | None = None
         self.newcomers: dict[int, Federation] = {}
         self.first_days: list[dict[str, float]] = []  # a new client's scores, by seed
+        self.wholes: dict[int, Federation] = {}
+        self.unseen: list[Scores] = []  # of nodes that arrived after training, by seed
         self.fingerprint = ""
         self.before: set[Path] | None = None  # files of the folder before this run wrote its own
         self.made = False  # whether this run made its folder
@@ -236,8 +242,12 @@ class RunPlan:
             if method is None:
                 method = build_method(config, *sizes)
                 check_memory(method.net)
+            select = select_rule(config, self.rules)
+            if made.whole is not None:
+                check_unseen(method, select, config.evaluate)
+                self.wholes[number] = made.whole
             if made.newcomer is not None:
-                check_newcomer(method, select_rule(config, self.rules))
+                check_newcomer(method, select, every=made.whole is not None)
                 self.newcomers[number] = made.newcomer
             keep = selection_of(config, self.rules, federation)
             size, start = self.given.batch_size, config.from_run
@@ -255,7 +265,7 @@ class RunPlan:
                 start=None if start is None else (partial(trained_models, start, number), start),
                 metric=bins_metric(config, federation),
                 positive=positive_of(config, federation),
-                keep=keep if self.folder or made.newcomer else None,
+                keep=keep if self.folder or made.newcomer or made.whole else None,
                 clock=self.clock,
             )
             if self.method is None:  # nothing is written before all options were checked
@@ -277,6 +287,8 @@ class RunPlan:
         if self.folder is not None:
             if not self.resuming:  # else a refusal must not delete the run that is resumed
                 made = not self.folder.path.exists()
+                if self.overwrite:
+                    self.folder.clear()
                 before = self.folder.files_of_start(self.config.all_seeds)
                 self.folder.claim(self.config)
                 self.before, self.made = before, made
@@ -315,6 +327,8 @@ class RunPlan:
         for run in ended:
             if (newcomer := self.newcomers.get(run.experiment.seed)) is not None:
                 self.first_days.append(seed_scores(run, newcomer))
+            if (whole := self.wholes.get(run.experiment.seed)) is not None:
+                self.unseen.append(unseen_scores(run, whole))
         if len(ended) < len(runs):
             stopped = runs[len(ended)]
             raise Stopped(self.out, stopped.experiment.seed, stopped.history.rounds)
@@ -325,7 +339,8 @@ class RunPlan:
         assert self.method is not None
         assert self.federation is not None
         config, ledgers = self.config, [seed.ledger for seed in seeds]
-        newcomer = next(iter(self.newcomers.values()), None)
+        newcomers, whole = list(self.newcomers.values()), next(iter(self.wholes.values()), None)
+        models = 1 if self.method.scored_as() == "global" else len(seeds[0].history.nodes)
         result = Result(
             config=config,
             seeds=tuple(seeds),
@@ -341,7 +356,8 @@ class RunPlan:
             positive=positive_of(config, self.federation),
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(seeds[0].history.nodes)),
-            first_day=None if newcomer is None else first_day(newcomer, self.first_days),
+            first_day=first_day(newcomers, self.first_days, models) if newcomers else None,
+            unseen={} if whole is None else over_seeds(whole, self.unseen),
             profile=self.clock.read(),
         )
         if self.out is not None:

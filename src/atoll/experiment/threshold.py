@@ -26,7 +26,9 @@ RULES = {
 """The form of each rule, and the goal that it reaches for."""
 THRESHOLD = "threshold.toml"
 """The file of a site's own threshold, in the folder of a run whose scores stay there."""
-_AT = re.compile(r"(recall|precision)@(precision|recall)=(.+)")
+_NUMBER = r"([\d.]+(?:e[+-]?\d+)?)"  # a card repeats a rule, and float() reads other alphabets
+_AT = re.compile(rf"(recall|precision)@(precision|recall)={_NUMBER}", re.ASCII)
+_COST = re.compile(rf"cost:{_NUMBER},{_NUMBER}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ def parse_rule(text: str) -> Rule:
             return Rule(text, text, ())
         if (at := _AT.fullmatch(text)) and at[1] != at[2] and 0 < (share := float(at[3])) <= 1:
             return Rule(text, at[1], (share,))
-        if text.startswith("cost:"):
-            missed, wrong = map(float, text.removeprefix("cost:").split(","))
+        if cost := _COST.fullmatch(text):
+            missed, wrong = map(float, cost.groups())
             if min(missed, wrong) > 0 and max(missed, wrong) < float("inf"):
                 return Rule(text, "cost", (missed, wrong))
     except ValueError:
