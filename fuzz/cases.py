@@ -155,7 +155,7 @@ class Targets:
         hello = {"do": "hello", "version": PROTOCOL, "run": "r-0", "method": "fedavg"}
         step = {"do": "step", "run": "r-0", "owner": "method", "step": "train", "flags": {}}
         step |= {"round": 0, "attempt": "a", "state": -2, "key": 77}
-        score = step | {"owner": "evaluator", "step": "score", "flags": {"with_auc": True}}
+        score = step | {"owner": "evaluator", "step": "score", "flags": {"with_train": False}}
         begin = {"do": "begin", "run": "r-1", "config": config}
         heads = [hello | {"rounds": 9, "dp": None}, begin, begin | {"config": dp}, step, score]
         heads += [hello | {"rounds": 9, "dp": {"clip": 1, "noise": 2.0}}, {"do": "ping"}]

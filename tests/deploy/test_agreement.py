@@ -228,7 +228,7 @@ def test_a_private_run_tells_no_class_that_only_the_rows_name(tmp_path, mode: st
     listed = Site(read_site_data(path, classes=("u", "v", "w")), Policy(), tmp_path / "listed")
     answer = greeted(found, mode, DP).head
     assert answer["failure"] == "refused"
-    assert answer["reason"].startswith("a private run tells no class that only the rows name")
+    assert answer["reason"].startswith("a private run tells no class, and no number of classes, ")
     assert "words" not in answer
     config = make_config(method="fedavg", set=SMALL, dp=DP, rounds=1, positive="x", encoder="local")
     begin = {"do": "begin", "run": "r-0", "config": config_text(config)}
@@ -236,9 +236,11 @@ def test_a_private_run_tells_no_class_that_only_the_rows_name(tmp_path, mode: st
     assert "class u" in greeted(found, mode).head["words"]
     assert greeted(listed, mode, DP).head["words"][:3] == ["class u", "class v", "class w"]
     lines = (path / "nodes.csv").read_text().replace(",u", ",0").replace(",v", ",1")
-    (path / "nodes.csv").write_text(lines)  # numbers tell no more than the number of classes
+    (path / "nodes.csv").write_text(lines)  # one more row with 2 would tell that it is there
     numbered = Site(read_site_data(path), Policy(), tmp_path / "numbered")
-    assert "failure" not in greeted(numbered, mode, DP).head
+    assert greeted(numbered, mode, DP).head["reason"] == answer["reason"]
+    public = Site(read_site_data(path, classes=("0", "1", "2")), Policy(), tmp_path / "public")
+    assert greeted(public, mode, DP).head["classes"] == 3
 
 
 def test_a_private_run_tries_no_encoder_of_the_server_on_its_rows(tmp_path) -> None:
@@ -303,6 +305,37 @@ def test_a_run_has_one_encoder_and_a_refused_begin_changes_nothing(tmp_path) -> 
     answer = site.answer(Packet({"do": "begin", "run": "t", "config": unknown}, b"")).head
     assert "zzz" in answer["reason"]
     assert set((tmp_path / "site/runs").iterdir()) == folders
+
+
+def test_a_begin_that_waited_for_the_lock_overwrites_no_encoder(tmp_path, monkeypatch) -> None:
+    """The encoder is written where no other job begins: after the last check, before the note."""
+    data = read_site_data(hospital(tmp_path / "h", 1))
+    first, second = (Site(data, Policy(), tmp_path / "site") for _ in range(2))
+    hold = second._hold
+
+    def waited(folder: Path) -> object:
+        assert begun(first, AGREED).head == {}
+        first.close()
+        return hold(folder)
+
+    monkeypatch.setattr(second, "_hold", waited)
+    other = [{**AGREED[0], "centre": 1.0}, AGREED[1]]
+    assert "with another encoder of its tables" in begun(second, other).head["reason"]
+    trained = Site(data, Policy(), tmp_path / "site").data_of("r")
+    assert [one["centre"] for one in trained.encoder["features"]] == [50.0, 0.0]
+
+
+def test_greetings_note_the_names_of_columns_once(tmp_path) -> None:
+    """A site may have thousands of columns, and a server may greet it without a pause."""
+    site = Site(read_site_data(hospital(tmp_path / "h", 1)), Policy(), tmp_path / "site")
+    for _ in range(3):
+        assert greeted(site, "federated").body
+    site = Site(read_site_data(hospital(tmp_path / "i", 1)), Policy(), tmp_path / "site")
+    assert greeted(site, "federated").body
+    first, *more = [event["told"] for event in site.audit.events(event="hello")]
+    assert first["columns"] == ["age", "sex"]
+    assert [told["columns"] for told in more] == [2, 2, 2]
+    assert len({told["sha256"] for told in more}) == 1
 
 
 def test_a_run_does_not_train_on_the_encoding_of_another(tmp_path) -> None:

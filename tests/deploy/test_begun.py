@@ -21,9 +21,22 @@ def test_a_run_keeps_its_first_configuration_and_encoder(tmp_path) -> None:
     assert begun.news(ordered(TEXT), TEXT, "abc") == {}
     with pytest.raises(Refusal, match="with another encoder of its tables"):
         begun.news(ordered(TEXT), TEXT, "abd")
+    audit.note("begin", run="r-0", **begun.news(ordered(TEXT), TEXT, "abc", "these"))
+    with pytest.raises(Refusal, match="with other data; start the site with those"):
+        Begun(audit, "r-0").news(ordered(TEXT), TEXT, "abc", "those")
+    assert Begun(audit, "r-0").news(ordered(TEXT), TEXT, "abc", "these") == {}
     with pytest.raises(Refusal, match="with another configuration"):
         begun.check(ordered(TEXT.replace("2", "3")))
     assert Begun(audit, "r-1").configs == []
+
+
+def test_all_seeds_of_a_run_have_the_same_data(tmp_path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.note("begin", run="r-0", data="these")
+    assert "data" not in Begun(audit, "r-1").news(ordered(TEXT), TEXT, "", "these")
+    with pytest.raises(Refusal, match="with other data"):
+        Begun(audit, "r-1").news(ordered(TEXT), TEXT, "", "those")
+    assert Begun(audit, "s-1").data == []
 
 
 def test_an_encoder_that_is_not_the_noted_one_is_refused(tmp_path) -> None:

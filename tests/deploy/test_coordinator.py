@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tomllib
+from dataclasses import replace
 from unittest.mock import Mock
 
 import msgspec
@@ -24,7 +25,7 @@ from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data
 from atoll.engines.clients import Participants, Simulation
 from atoll.engines.codec import decode, encode, load_checkpoint
-from atoll.engines.fleet import LOST, Aborted, Failure, Packet, SitesFailed
+from atoll.engines.fleet import BAD, LOST, Aborted, Failure, Packet, SitesFailed
 from atoll.experiment.build import build_method
 from atoll.experiment.config import make_config
 from atoll.experiment.folder import RunFolder
@@ -32,7 +33,7 @@ from atoll.experiment.metrics import Evaluator
 from atoll.experiment.privacy import epsilon, release
 from atoll.experiment.result import Result
 from atoll.experiment.threshold import Threshold
-from atoll.methods import METHODS
+from atoll.methods import METHODS, FedProto
 from atoll.present.terminal import alert_line
 from atoll.testing import small_federation, small_graph_federation
 from tests.deploy.conftest import two_classes
@@ -589,6 +590,38 @@ def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(
     saved = load_checkpoint(room.folder / "server" / "seed-0" / "checkpoint.atoll")
     for one, other in zip(leaves(saved["server"]), leaves(expected), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_model_that_a_round_before_spoilt_ends_the_run_once_and_is_taken_back(
+    make_room, monkeypatch
+):
+    """The prototypes of round 1 are not finite, which shows when round 2 sends them."""
+    honest = FedProto.round
+
+    def spoilt(self, server, clients):
+        new = honest(self, server, clients)
+        lies = clients.round == 1 and 2 in clients.positions.tolist()
+        return replace(new, prototypes=new.prototypes * torch.nan) if lies else new
+
+    monkeypatch.setattr(FedProto, "round", spoilt)
+    room = make_room(small_federation())
+    order = room.order("fedproto", rounds=3, set={**SMALL, "inference": "head"})
+    with pytest.raises(Diverged, match="round 2: the server's model is not finite"):
+        room.run(order, room.fleet())
+    assert "left out" not in audit(room)
+    room.run(msgspec.structs.replace(order, without=("site-3",)), room.fleet())
+    assert "back before divergence" in audit(room)
+
+
+def test_sites_that_are_out_already_cannot_fail_for_ever(make_room, monkeypatch):
+    def fail(self, server, clients):
+        raise SitesFailed({"site-3": Failure(BAD, "again")})
+
+    monkeypatch.setattr(FedProto, "round", fail)
+    room = make_room(small_federation())
+    with pytest.raises(Diverged, match="site-3: again"):
+        room.run(room.order("fedproto", rounds=1, set=SMALL), room.fleet())
+    assert audit(room).count("left out") == 1
 
 
 def test_a_run_continues_without_a_site_from_where_it_is(make_room):

@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import product
@@ -34,7 +35,7 @@ from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.site_data import read_site_data, write_clients
-from atoll.engines.codec import encode
+from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import Packet
 from atoll.experiment.build import build_method
 from atoll.experiment.card import data_facts
@@ -639,7 +640,7 @@ def test_a_server_names_no_other_file_and_no_other_seed(trial):
     for picked in (-1, 2, 10**6):
         changed = forged(trial, packet, round=picked)
         reason = trial.refused(resigned(changed, trial.kits / "server", rounds={0: picked}))
-        assert "not of its rounds" in reason
+        assert "which that run cannot select" in reason
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].not_private])
@@ -820,3 +821,174 @@ def test_words_of_a_configuration_are_checked_and_bring_no_link_into_the_card(tr
             Packet({"do": "begin", "run": "other-0", "config": config}, b"")
         )
         assert "unknown" in answer.head["reason"], given
+
+
+def test_the_card_has_no_score_and_no_threshold_of_counts_that_never_left(
+    made, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tests.deploy.test_delivery.small_federation", two_classes)
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    trial = Trial(tmp_path / "kits")
+    assert trial.run(threshold="max_f1") == {}
+    first, site, server = trial.packets["site-1"], trial.sites["site-1"], trial.kits / "server"
+    facts = {"client_scores": [0.99], "threshold": {"value": 0.123}}
+    forgery = forged(trial, first, **facts)
+    assert trial.anew(forgery) == {}
+    assert facts.keys() <= read_model(trial.model() / "seed-0").about.keys()
+    text = json.loads(first.head["manifest"])["config"]
+    assert site.answer(Packet({"do": "begin", "run": "quiet-0", "config": text}, b"")).head == {}
+    site.audit.note("sent", run="quiet-0", step="score", round=0, bytes=9, kept=True)
+    quiet = Packet({**forgery.head, "run": "quiet"}, forgery.body)
+    assert site.answer(resigned(quiet, server, run="quiet")).head == {}
+    about = read_model(trial.model(run="quiet") / "seed-0").about
+    assert not facts.keys() & about.keys()
+    card = (trial.model(run="quiet") / "seed-0" / "MODEL_CARD.md").read_text()
+    assert not [text for text in ("0.99", "0.123", "scoring", "counts") if text in card]
+
+
+def test_the_card_has_no_score_of_a_round_whose_counts_never_left(trial):
+    """The counts of the first round left, and the server tells a score of the second."""
+    assert trial.run() == {}
+    first, site, server = trial.packets["site-1"], trial.sites["site-1"], trial.kits / "server"
+    text = json.loads(first.head["manifest"])["config"]
+    assert site.answer(Packet({"do": "begin", "run": "some-0", "config": text}, b"")).head == {}
+    site.audit.note("sent", run="some-0", step="score", round=0, bytes=9)
+    for picked in (0, 1):
+        forgery = forged(trial, first, client_scores=[0.99], round=picked)
+        some = Packet({**forgery.head, "run": "some"}, forgery.body)
+        shutil.rmtree(trial.model(run="some"), ignore_errors=True)
+        packet = resigned(some, server, run="some", rounds={"0": picked})
+        assert site.answer(packet).head == {}
+        about = read_model(trial.model(run="some") / "seed-0").about
+        assert ("client_scores" in about) == (picked == 0)
+
+
+def test_a_begin_with_other_data_leaves_no_folder(trial):
+    assert trial.run(rounds=1) == {}
+    site, text = trial.sites["site-1"], json.loads(trial.packets["site-1"].head["manifest"])
+    site.close()
+    shutil.rmtree(site.folder / "runs")  # the owner makes room
+    changed = Site(trial.sites["site-2"].own, ALL, site.folder)
+    head = {"do": "begin", "run": "run-0", "config": text["config"]}
+    assert "begun here with other data" in changed.answer(Packet(head, b"")).head["reason"]
+    assert not list(site.folder.glob("runs/*"))
+
+
+def tell_sizes(question, reply):
+    """Declare sizes, and then scores that pick the first round."""
+    if question.head["do"] == "hello":
+        return Packet({**reply.head, "counts": [10, 10, 10], "nodes": 1 << 26}, reply.body)
+    tree = decode(reply.body)
+    if question.head["step"] == "train":
+        return Packet({}, encode(replace(tree, weight=torch.full_like(tree.weight, 1 << 26))))
+    counts = torch.zeros_like(tree.confusion)
+    counts[:, 0, min(question.head["round"], 1)] = 10
+    return Packet({}, encode(replace(tree, confusion=counts)))
+
+
+def tell_auc(question, reply):
+    """An AUC that picks the first round, though the site has no nodes."""
+    if question.head.get("step") != "score":
+        return reply
+    tree = decode(reply.body)
+    best = float(question.head["round"] == 0)
+    return Packet({}, encode(replace(tree, auc=torch.full_like(tree.auc, best))))
+
+
+@pytest.mark.parametrize(("lie", "by"), [(tell_sizes, "accuracy"), (tell_auc, "auc")])
+@pytest.mark.parametrize("protocol", ["strict", "fediih"])
+def test_no_site_picks_the_round_or_has_more_weight_where_sizes_stay_at_the_sites(
+    lie, by, protocol, made, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tests.deploy.test_delivery.small_federation", two_classes)
+    shutil.copytree(made["ours"], tmp_path / "kits")
+    trial = Trial(tmp_path / "kits")
+
+    def tamper(site, question, answer):
+        lies = site == "site-4" and question.head["do"] in ("hello", "step")
+        return lie(question, answer) if lies else answer
+
+    options = {"dp": "clip=1,noise=1", "metric": by, "protocol": protocol}
+    assert trial.run(tamper=tamper, **options) == {}
+    manifest = json.loads(trial.packets["site-1"].head["manifest"])
+    assert manifest["rounds"] == {"0": 1}
+    roster = json.loads((trial.folder() / "roster.json").read_text())
+    assert [(site["counts"], site["nodes"]) for site in roster.values()] == [([0, 0, 0], 0)] * 4
+    log = (trial.folder() / "audit.jsonl").read_text().splitlines()
+    left = [e["site"] for e in map(json.loads, log) if e["event"] == "left out"]
+    assert left == ["site-4"]
+
+
+def test_a_part_that_one_seed_lacks_is_noted_for_that_seed_only(trial):
+    assert trial.run("fedper", seeds=2) == {}
+    for path in (trial.sites["site-1"].folder / "runs" / "run-0").glob("state_*"):
+        path.unlink()
+    assert trial.anew(trial.packets["site-1"]) == {}
+    facts = [tomllib.loads((trial.model() / f"seed-{n}" / "own.toml").read_text()) for n in (0, 1)]
+    assert ["incomplete" in one for one in facts] == [True, False]
+    assert (trial.model() / "seed-1" / "private.safetensors").exists()
+    assert trial.sites["site-1"].audit.events(event="delivered")[-1]["incomplete"]
+
+
+@pytest.mark.parametrize("protocol", ["strict", "fediih"])
+def test_the_selected_round_is_the_last_without_scores_and_else_the_servers_word(trial, protocol):
+    assert trial.run(protocol=protocol, dp="clip=1,noise=1") == {}
+    packet = trial.packets["site-1"]
+    assert json.loads(packet.head["manifest"])["rounds"] == {"0": 1}
+    early = resigned(forged(trial, packet, round=0), trial.kits / "server", rounds={"0": 0})
+    assert "is of round 1, which that run cannot select" in trial.refused(early)
+    assert trial.run(run="open", protocol=protocol) == {}
+    card = (trial.model(run="open") / "seed-0" / "MODEL_CARD.md").read_text()
+    assert "chosen is, by the server's word, round " in card
+
+
+def test_a_model_whose_note_a_crash_lost_is_noted_at_the_next_delivery(trial, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    assert trial.run() == {}
+    site, packet = trial.sites["site-1"], trial.packets["site-1"]
+    shutil.rmtree(trial.model())
+    lines = site.audit.path.read_bytes().splitlines(keepends=True)
+    assert json.loads(lines[-1])["event"] == "delivered"
+    site.audit.path.write_bytes(b"".join(lines[:-1]))
+    note = site.audit.note
+
+    def killed(event, **values):
+        if event == "delivered":
+            raise Killed
+        note(event, **values)
+
+    monkeypatch.setattr(site.audit, "note", killed)
+    with pytest.raises(Killed):
+        site.answer(packet)
+    monkeypatch.undo()
+    for _ in range(2):
+        assert site.answer(packet).head == {}
+    assert [e["event"] for e in site.audit.events()][-2:] == ["delivered", "kept"]
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=5000)
+
+    monkeypatch.setattr("atoll.deploy.delivery.datetime", Later)
+    assert verify_model(trial.model(), trial.kits / "site-1").run == "run"
+
+
+def test_a_run_continues_and_is_delivered_with_the_data_that_it_began_with(trial):
+    assert trial.run() == {}
+    site, packet = trial.sites["site-1"], trial.packets["site-1"]
+    noted = site.audit.events(event="begin")[0]["data"]
+    assert noted == data_facts(site.data.graph, "")["sha256"]
+    site.close()
+    other = trial.sites["site-2"].own
+    trial.sites["site-1"] = Site(other, ALL, site.folder)
+    text = json.loads(packet.head["manifest"])["config"]
+    head = {"do": "begin", "run": "run-0", "config": text}
+    reason = "run 'run-0' was begun here with other data; start the site with those"
+    assert reason in trial.sites["site-1"].answer(Packet(head, b"")).head["reason"]
+    assert reason in trial.refused(packet)
+    trial.sites["site-1"] = Site(site.own, ALL, site.folder)
+    assert trial.sites["site-1"].answer(Packet(head, b"")).head == {}
+    assert trial.anew(packet) == {}

@@ -8,6 +8,7 @@ part from that round on; where it is plausible, the site counts as any other.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,6 +95,8 @@ TRAIN = {
     "model empty": body(model(lambda leaf: leaf[:0])),
     "weight -1e30": body(weight(-1e18)),
     "weight -1": body(weight(-1)),
+    "weight 0": body(weight(0)),
+    "weight 1e-40": body(weight(1e-40)),
     "weight 1e18": body(weight(1e18)),
     "weight one too many": body(weight(1000)),
     "weight of two numbers": body(lambda r: type(r)(r.model, r.weight.repeat(2))),
@@ -180,8 +183,58 @@ def test_a_lie_leaves_its_site_out_and_changes_nothing_else(step, lie, make_room
     check_without(room, federation, [1, 2])
 
 
+@pytest.mark.parametrize("dp", [None, "clip=1,noise=1"])
+@pytest.mark.parametrize("value", [0, 1e-40])
+def test_a_site_alone_in_a_round_cannot_take_all_weight_away(value, dp, make_room):
+    """The mean of one reply without weight is no number, which every other site would refuse."""
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=8, fraction=0.25, set=SMALL, dp=dp)
+    room.run(order, room.fleet(tell("train", body(weight(value)), first=0)))
+    (left,) = [e for e in events(room) if e["event"] == "left out"]
+    assert left["site"] == LIAR
+    assert "'weight' is" in left["reason"]
+
+
+@pytest.mark.parametrize("value", [89.0, -100.0])
+def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room):
+    """The server of FedIIH makes one model for each site; that of the liar is no number."""
+    room = make_room(small_federation())
+
+    def lie(reply):
+        return replace(reply, log_variance=torch.full_like(reply.log_variance, value))
+
+    room.run(
+        room.order("fediih", rounds=2, set=SMALL), room.fleet(tell("train", body(lie), first=0))
+    )
+    assert {e["site"] for e in events(room) if e["event"] == "left out"} == {LIAR}
+
+
+def test_a_site_alone_in_a_round_drives_no_honest_site_out(make_room):
+    """It sends the largest number that is plausible for its own size; the others are smaller."""
+    room = make_room(small_federation())
+    lie = tell("train", body(model(set_all(2.1e7))), first=0)
+    room.run(room.order("fedavg", rounds=8, fraction=0.25, set=SMALL), room.fleet(lie))
+    assert [e["site"] for e in events(room) if e["event"] == "left out"] == [LIAR]
+
+
+def test_a_site_that_declares_many_nodes_drives_no_honest_site_out(make_room):
+    """The features that FedSage+ shows to others must be like those of the others."""
+    room, nodes = make_room(small_federation()), 1000
+
+    def lie(reply):
+        return replace(reply, x=torch.full_like(reply.x, 0.99e6 * nodes))
+
+    def tamper(site, question, answer):
+        if site == LIAR and question.head["do"] == "hello":
+            return Packet({**answer.head, "nodes": nodes}, answer.body)
+        return tell("learn", body(lie), first=-1)(site, question, answer)
+
+    options = {"rounds": 1, "set": {**SMALL, **SHORTER["fedsage+"]}}
+    room.run(room.order("fedsage+", **options), room.fleet(tamper))
+    assert [e["site"] for e in events(room) if e["event"] == "left out"] == [LIAR]
+
+
 PLAUSIBLE = {
-    "weight 0": body(weight(0)),
     "its last model again": raw(lambda data: data),
     "model zero": body(model(torch.zeros_like)),
     "sign flipped": body(model(torch.neg)),
@@ -285,6 +338,7 @@ def test_a_site_that_comes_back_and_fails_at_begin_stays_out(how, make_room):
         {"counts": [1, 1, 1, 1]},
         {"counts": [500, 1, 1]},
         {"nodes": 1 << 80},
+        {"nodes": 1 << 36},  # a server that keeps a number for each needs 550 GB
         {"nodes": -3},
         {"nodes": 2.5},
         {"features": 1 << 70},

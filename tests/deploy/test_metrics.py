@@ -23,7 +23,7 @@ from atoll.deploy import metrics
 from atoll.deploy.audit import Audit
 from atoll.deploy.kits import provision
 from atoll.deploy.local import free_port
-from atoll.deploy.metrics import NEWEST, serving
+from atoll.deploy.metrics import GAUGES, NEWEST, serving
 
 Samples = dict[tuple[str, str], float]
 
@@ -118,6 +118,7 @@ def test_a_site_shows_its_answers_refusals_and_budget(kits, tmp_path):
     assert found["atoll_sent_bytes_total", "server"] == 21
     assert found["atoll_refusals_total", "server"] == found["atoll_failures_total", "server"] == 1
     assert 3 < found["atoll_epsilon_spent", ""] < 8 == found["atoll_epsilon_limit", ""]
+    assert "in all private runs" in GAUGES["atoll_epsilon_spent"][1]  # others have no epsilon
     assert ("atoll_received_bytes_total", "server") not in found
     assert ("atoll_epsilon_spent", "") not in unreadable  # no number that could be wrong
     text = str(found)

@@ -202,6 +202,29 @@ def test_a_server_fills_no_disk_with_runs(tmp_path):
     assert begin(site, run="c-0").head == {}
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"class_weights": "1,2"},
+        {"batch_size": 3},
+        {"threshold": "max_f1"},
+        {"metric": "average_precision"},
+        {"metric": "recall@\u0661%"},
+        {"method": "fedper", "set": {"net": "sgc"}, "dp": DP},
+    ],
+)
+def test_a_refused_begin_leaves_no_folder(refused, tmp_path):
+    """A site with three classes: a metric or threshold of two could not be delivered either."""
+    site = make_site(tmp_path, Policy(runs=1))
+    config = config_text(make_config(**{"method": "fedavg", "rounds": 2, **refused}))
+    answer = site.answer(Packet({"do": "begin", "run": "bad-0", "config": config}, b""))
+    assert answer.head["failure"] == "bad"
+    assert "it failed" not in answer.head["reason"]
+    assert not list(site.folder.glob("runs/*"))
+    assert not site.audit.events(event="begin")
+    assert begin(site).head == {}
+
+
 def test_a_server_fills_no_disk_with_seeds_of_a_run(tmp_path):
     site = make_site(tmp_path, Policy(runs=1))
     for seed in range(SEEDS):

@@ -35,6 +35,7 @@ from atoll.experiment.privacy import epsilon, make_privacy, release, with_privac
 from atoll.methods import METHODS
 from atoll.methods.adafgl import Start
 from atoll.testing import small_federation
+from tests.deploy.conftest import two_classes
 from tests.deploy.private_site import (
     DP,
     NOISE,
@@ -591,3 +592,33 @@ def test_a_server_learns_no_name_of_a_file_by_a_positive_class(tmp_path):
     reply = site.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b""))
     assert "--positive is for two classes" in reply.head["reason"]
     assert site.data.name not in reply.head["reason"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "allowed"),
+    [
+        (3, {}, {"with_train"}),
+        (3, {"compat": ("dropout-at-eval",)}, {"with_train", "with_dropout"}),
+        (2, {}, {"with_train", "with_auc"}),
+        (2, {"threshold": "max_f1"}, {"with_train", "with_auc", "with_bins"}),
+        (2, {"metric": "average_precision"}, {"with_train", "with_auc", "with_bins"}),
+    ],
+)
+def test_a_packet_asks_for_no_score_that_the_configuration_does_not_need(
+    classes, options, allowed, tmp_path
+):
+    """Every field of a score that left is in the log, from which the card takes it."""
+    federation = small_federation() if classes == 3 else two_classes()
+    data = read_site_data(write_clients(federation, tmp_path / "data")[0])
+    one = Site(data, Policy(disclose=("score.bins",)), tmp_path / "site")
+    config = config_text(make_config(method="fedavg", rounds=9, set={"hidden": 5}, **options))
+    assert one.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b"")).head == {}
+    score = {"owner": "evaluator", "step": "score"}
+    for flag in ("with_train", "with_auc", "with_bins", "with_dropout"):
+        answer = ask(one, model_for(one), **score, flags={flag: True})
+        refused = f"'evaluator' takes no flags ['{flag}'] in this run"
+        assert answer.head.get("reason") == (None if flag in allowed else refused)
+    asked = dict.fromkeys(allowed, True)
+    assert ask(one, model_for(one), **score, flags=asked).head == {}
+    more = [name for name in ("auc", "bins") if f"with_{name}" in allowed]
+    assert one.audit.events(event="sent")[-1]["scores"] == ["confusion", "loss", *more]

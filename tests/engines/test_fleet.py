@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from atoll.core.dp import Noised
-from atoll.core.errors import WireError
-from atoll.core.message import ToAll
+from atoll.core.errors import ServerDiverged, WireError
+from atoll.core.message import ToAll, ToEach
 from atoll.core.random import fold, make_key
+from atoll.core.tree import tree_map
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
@@ -116,6 +118,55 @@ def test_a_reply_that_cannot_be_read_fails_only_its_site() -> None:
     ((site, failure),) = found.value.failures.items()
     assert (site, failure.kind) == ("site-1", BAD)
     assert isinstance(failure, Failure)
+
+
+@pytest.mark.parametrize(
+    ("trained", "error", "says"),
+    [
+        ([2], SitesFailed, "site-2: the server's model is not finite after the replies of this"),
+        ([0, 2], ServerDiverged, "is not finite after the replies of site-0, site-2"),
+    ],
+)
+@pytest.mark.parametrize("each", [False, True])
+def test_a_model_that_is_not_finite_names_the_sites_it_came_from(
+    trained: list[int], error: type[Exception], says: str, each: bool
+) -> None:
+    """No site gets it: each would refuse it, and be left out in the place of the site that lies."""
+    fleet = Local()
+    remote, keys = engine(fleet, []), fold(make_key(0), torch.arange(len(fleet.names)))
+    remote.run(METHOD.train, trained, ToAll(NET.init(make_key(1))), keys[trained], 0)
+    fleet.heads.clear()
+    message = rows_of(range(len(keys)), len(keys)) if each else ToAll(spoilt(NET))
+    with pytest.raises(error, match=says):
+        remote.run(METHOD.train, range(len(keys)), message, keys, 0)
+    assert fleet.heads == []
+    remote.begin()  # what was heard in another attempt blames no site
+    with pytest.raises(ServerDiverged, match="not finite after the replies of an earlier round"):
+        remote.run(METHOD.train, range(len(keys)), message, keys, 0)
+
+
+def spoilt(net: GCN) -> Any:
+    return tree_map(lambda leaf: leaf * torch.nan, net.init(make_key(1)))
+
+
+def rows_of(bad: Sequence[int], total: int) -> ToEach:
+    """A row for each site, of which some are not finite."""
+    rows = torch.ones(total)
+    rows[list(bad)] = torch.nan
+    first = NET.init(make_key(1))
+    return ToEach(tree_map(lambda leaf: rows.reshape(-1, *[1] * leaf.dim()) * leaf, first))
+
+
+@pytest.mark.parametrize("asked", [[0, 1, 2], [1]])
+def test_a_row_that_is_not_finite_fails_its_own_site_alone(asked: list[int]) -> None:
+    fleet = Local()
+    remote, keys = engine(fleet, []), fold(make_key(0), torch.arange(len(fleet.names)))
+    play(remote, 0)
+    fleet.heads.clear()
+    with pytest.raises(SitesFailed) as found:
+        remote.run(METHOD.train, asked, rows_of([1], len(keys)), keys[asked], 0)
+    assert list(found.value.failures) == ["site-1"]
+    assert fleet.heads == []
 
 
 def test_states_continue_in_another_engine() -> None:

@@ -299,7 +299,8 @@ def test_steps_that_run_one_by_one_say_so(caplog):
 
 
 def test_an_error_in_a_program_names_step_and_round():
-    with pytest.raises(StepError, match="step broken, round 7: KeyError in a program of 4 clients"):
+    where = r"KeyError in test_fused.py line \d+: .* \(in a program of 4 clients\)"
+    with pytest.raises(StepError, match=f"step broken, round 7: {where}"):
         Fused(GRAPHS).run(TOY.broken, [0, 1, 2, 3], ZERO, keys(range(4)), 7)
 
 

@@ -170,7 +170,10 @@ def test_what_cannot_be_serialised_cannot_be_sent():
 
 
 def test_an_error_in_a_step_names_client_step_and_round():
-    with pytest.raises(StepError, match="client 0, step broken, round 3: KeyError: 'lost'"):
+    with pytest.raises(
+        StepError,
+        match=r"client 0, step broken, round 3: KeyError in test_wire.py line \d+: 'lost'",
+    ):
         ask(wire(), TOY.broken, round=3)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from atoll.deploy.audit import Audit
 from atoll.deploy.policy import all_seeds
 from atoll.deploy.work import SENT
+from atoll.experiment.metrics import SENT as TOLD
 from atoll.experiment.privacy import release
 
 
@@ -24,6 +25,15 @@ class Account:
             self.bytes = Counter[str]()  # of all seeds of a run
             for event in sent:
                 self.bytes[all_seeds(str(event["run"]))] += int(event["bytes"])
+            # Fields of scores that left, by run, and by run and round. An earlier version did not
+            # note their names.
+            self.scores = defaultdict[str, set[str]](set)
+            self.of_round = defaultdict[tuple[str, int], set[str]](set)
+            for event in sent:
+                if event.get("step") == "score" and not event.get("kept"):
+                    run, told = str(event["run"]), set(event.get("scores", TOLD))
+                    self.scores[run] |= told
+                    self.of_round[run, event["round"]] |= told
             # Replies with tensors that left without this site's noise: updates, or scores that
             # the site did not replace by zeros.
             self.clear = sum(

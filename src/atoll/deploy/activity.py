@@ -144,6 +144,7 @@ class SiteActivity(Log):
         self.kit, self.runs = kit, dict[str, RunActivity]()
         self.releases: dict[str, float] = {}  # noise by release: no answer counts twice
         self.private = set[str]()  # runs that sent private updates
+        self.clear = set[str]()  # runs of which a reply left without privacy, as in `Account`
         self.refusals, self.failures, self.last_refusal = 0, 0, ""
 
     def read(self) -> list[RunActivity]:
@@ -161,6 +162,8 @@ class SiteActivity(Log):
             if "release" in event:
                 self.releases[event["release"]] = event["noise"]
                 self.private.add(name)
+            elif kind == "sent" and not event.get("kept") and event.get("array_bytes", 1):
+                self.clear.add(name)
         elif kind == "refused":
             self.refusals, self.last_refusal = self.refusals + 1, event["reason"]
         elif kind == "bad":

@@ -18,6 +18,8 @@ ROSTER = "roster.json"
 ENCODER = "encoder.json"
 """What the sites agreed on for the columns of their tables."""
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+MOST_NODES = 1 << 26
+"""Nodes of one site, at most; a server may keep some numbers for each of them (FedGNN's keys)."""
 
 
 class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,7 +29,7 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     classes: Annotated[int, msgspec.Meta(ge=2, le=10_000)]  # a score has a count for each pair
     task: Annotated[str, msgspec.Meta(max_length=100)]
     counts: tuple[Size, Size, Size]
-    nodes: Size
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
     metric: Annotated[str, msgspec.Meta(max_length=100)]
     words: list[str]
 

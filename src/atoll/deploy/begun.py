@@ -13,7 +13,7 @@ from atoll.core.errors import ConfigError
 from atoll.data.own.agree import Agreed
 from atoll.deploy.agreement import ENCODER
 from atoll.deploy.audit import Audit, Json
-from atoll.deploy.policy import Refusal
+from atoll.deploy.policy import Refusal, all_seeds
 from atoll.experiment.config import RunConfig, make_config
 
 
@@ -32,29 +32,41 @@ def digest_of(encoder: Sequence[Agreed]) -> str:
 
 
 class Begun:
-    """The configuration and the encoder that a run began with."""
+    """The configuration, the encoder and the data that a run began with."""
 
     def __init__(self, audit: Audit, run: str) -> None:
         events = audit.events(event="begin", run=run)
         self.run = run
         with audit.readable():
             self.configs = [ordered(event["config"]) for event in events if "config" in event]
-        # An earlier version did not note the encoder.
+        # An earlier version noted neither the encoder nor the data.
         self.encoders = [event["encoder"] for event in events if "encoder" in event]
+        every = audit.events(event="begin")  # the data are those of all seeds
+        same = [event for event in every if all_seeds(str(event.get("run"))) == all_seeds(run)]
+        self.data = [event["data"] for event in same if "data" in event]
 
     def check(self, config: RunConfig) -> None:
         """Refuse another configuration: states and noise of a run are for its method and scale."""
         if any(known != config for known in self.configs):
             raise Refusal(f"run '{self.run}' was begun here with another configuration")
 
-    def news(self, config: RunConfig, text: str, encoder: str) -> Json:
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse other data: the card has one fingerprint, and a private state is of one owner."""
+        if any(known != fingerprint for known in self.data):
+            hint = "start the site with those, or begin a new run"
+            raise Refusal(f"run '{self.run}' was begun here with other data; {hint}")
+
+    def news(self, config: RunConfig, text: str, encoder: str, data: str = "") -> Json:
         """The values to note when the run begins, once each; refuse any other than before."""
         self.check(config)
         if any(known != encoder for known in self.encoders):
             raise Refusal(f"run '{self.run}' was begun here with another encoder of its tables")
+        if data:
+            self.check_data(data)
         return {
             **({} if self.configs else {"config": text}),
             **({} if self.encoders else {"encoder": encoder}),
+            **({} if self.data or not data else {"data": data}),
         }
 
     def encoder(self, folder: Path) -> list[Agreed]:

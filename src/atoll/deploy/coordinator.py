@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -71,7 +71,7 @@ from atoll.experiment.history import (
     selection_of,
     validation_curve,
 )
-from atoll.experiment.privacy import privacy_report, with_privacy
+from atoll.experiment.privacy import keeps_scores, privacy_report, with_privacy
 from atoll.experiment.problem import name_configuration
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
@@ -133,6 +133,12 @@ class Settled:
             parse_class_weights(config.class_weights, roster.classes)
         return Settled(roster, config, rules, method)
 
+    @property
+    def select(self) -> str:
+        """How the round is picked; without scores it is the last, whatever a site sends."""
+        kept = keeps_scores(self.config.dp)
+        return "last" if kept else select_rule(self.config, self.rules)
+
     def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:
         """The result of all seeds."""
         config, roster = self.config, self.roster
@@ -142,7 +148,7 @@ class Settled:
             seeds=tuple(seeds),
             deployed=self.method.scored_as(),
             weights=self.rules.weights,
-            select=select_rule(config, self.rules),
+            select=self.select,
             engine="flare",
             device="cpu",
             setup_seconds=setup,
@@ -190,7 +196,7 @@ def _coordinate(
             compat=config.compat,
             metric=bins_metric(config, federation, sparing=True),
             positive=positive_of(config, federation),
-            keep=selection_of(config, rules, federation),
+            keep=replace(selection_of(config, rules, federation), select=settled.select),
             order=order,
             config=config,
             fleet=fleet,
@@ -253,6 +259,8 @@ def agree(
         versions[site] = str(packet.head.pop("atoll", "older"))[:40]
         try:
             summary = msgspec.convert(packet.head, SiteSummary)
+            if keeps_scores(config.dp):  # sizes stay at the sites: whatever one tells counts none
+                summary = msgspec.structs.replace(summary, counts=(0, 0, 0), nodes=0)
             told[site] = read_told(packet.body, summary)
             joined[site] = summary
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -407,14 +415,22 @@ class FederatedRun(Run):
             try:
                 action()
             except remote.SitesFailed as error:
+                if error.failures.keys() <= self.simulation.out.keys():  # it would fail for ever
+                    raise self._diverged(round, str(error)) from error
                 self.server = server
                 del self.ledger.entries[entries:]
                 self._leave_out(error.failures, round)
                 continue
             except ServerDiverged as error:
-                raise Diverged(round, error.problem) from error
+                raise self._diverged(round, error.problem) from error
             self._commit(round)
             return
+
+    def _diverged(self, round: int, problem: str) -> Diverged:
+        """The error, and a mark: continuing without a site begins before the round before."""
+        self.mark.parent.mkdir(exist_ok=True)
+        self.mark.write_text(str(round))
+        return Diverged(round, problem)
 
     def _commit(self, round: int) -> None:
         """Let a round count; sites keep the private state that belongs to the selected model."""
@@ -434,9 +450,8 @@ class FederatedRun(Run):
         if sites - len(out) >= wanted.order.quorum:
             return
         if kinds[remote.DIVERGED] > sites / 2:
-            self.mark.parent.mkdir(exist_ok=True)
-            self.mark.write_text(str(round))
-            raise Diverged(round, f"training diverged at {kinds[remote.DIVERGED]} of {sites} sites")
+            where = f"{kinds[remote.DIVERGED]} of {sites} sites"
+            raise self._diverged(round, f"training diverged at {where}")
         if sites - kinds[remote.REFUSED] - kinds[remote.DROPPED] < wanted.order.quorum:
             refused = {site: why for site, why in out.items() if why.kind == remote.REFUSED}
             raise remote.SitesFailed(refused)

@@ -58,19 +58,12 @@ from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import NEVER, Fleet, Packet
 from atoll.engines.prepare import prepared
 from atoll.experiment.build import build_method
-from atoll.experiment.card import (
-    ABOUT,
-    CARD,
-    OWN,
-    data_facts,
-    privacy_facts,
-    sent_for_scoring,
-    write_card,
-)
+from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, privacy_facts, write_card
 from atoll.experiment.config import RunConfig
 from atoll.experiment.folder import RunFolder
-from atoll.experiment.history import bins_metric, positive_of, select_rule
-from atoll.experiment.metrics import Evaluator, toward
+from atoll.experiment.history import positive_of, select_rule
+from atoll.experiment.metrics import SENT as TOLD
+from atoll.experiment.metrics import Evaluator, find_metric, toward
 from atoll.experiment.model import (
     described,
     encode_private,
@@ -144,7 +137,7 @@ def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manife
     An ended certificate counts if the audit log noted the manifest before.
     """
     certificate = _server_certificate(sealed.certificate.encode(), kit)
-    noted = audit is not None and audit.events(event="delivered", manifest=_digest(sealed))
+    noted = audit is not None and audit.events(**_delivered(sealed.manifest))
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     if not noted and now < certificate.not_valid_before_utc:
         raise WireError("the certificate of the server is not valid yet; check the clocks")
@@ -161,8 +154,9 @@ def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manife
         raise WireError("the signature of the model's manifest is not the server's") from error
 
 
-def _digest(sealed: Sealed) -> str:
-    return hashlib.sha256(sealed.manifest.encode()).hexdigest()
+def _delivered(manifest: str) -> dict[str, str]:
+    """The event of a delivered model in the audit log."""
+    return {"event": "delivered", "manifest": hashlib.sha256(manifest.encode()).hexdigest()}
 
 
 def _server_certificate(pem: bytes, kit: Path) -> x509.Certificate:
@@ -242,10 +236,8 @@ def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[st
         audit.note("delivered", site=site, bytes=len(packets[site].body))
     for site, why in failures.items():
         audit.note("not delivered", site=site, kind=why.kind, reason=why.reason)
-    older, instead = (
-        "'deliver' is nothing that a site does",
-        "its Atoll is older and takes no model",
-    )
+    older = "'deliver' is nothing that a site does"
+    instead = "its Atoll is older and takes no model"
     return {s: instead if older in why.reason else why.reason for s, why in failures.items()}
 
 
@@ -299,7 +291,10 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
             site.audit.note("replaced", run=head.run, reason="its delivered model was damaged")
         else:
             if msgspec.structs.replace(there, atoll=manifest.atoll) == manifest:
-                site.audit.note("kept", run=head.run, **site.cost())
+                event = _delivered((folder / MANIFEST).read_bytes().decode())
+                noted = site.audit.events(**event)  # not after a crash
+                event = {"event": "kept"} if noted else event
+                site.audit.note(**event, run=head.run, **site.cost())
                 return
             hint = f"its owner can delete the folder runs/{head.run}/model"
             raise Refusal(f"another model of run '{head.run}' is at the site already; {hint}")
@@ -314,13 +309,15 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
             place = new / f"seed-{part.seed}"
             for name, data in part.files.items():
                 write_atomically(place / name, data)
+            lacks: Json = {}  # of this seed only
             try:
                 _add_own_part(site, manifest, part, place)
             except WireError as error:  # the rest of the model is useful without it
-                notes["incomplete"] = str(error)
-            _add_card(site, manifest, part, place, notes)
-    notes |= {"bytes": size, "manifest": _digest(head), **site.cost()}
-    site.audit.note("delivered", run=head.run, **notes)
+                lacks = {"incomplete": str(error)}
+            _add_card(site, manifest, part, place, lacks)
+            notes |= lacks
+    notes |= {"bytes": size, **_delivered(head.manifest), **site.cost()}
+    site.audit.note(run=head.run, **notes)
 
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:
@@ -331,9 +328,10 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
     for seed, picked in manifest.rounds.items():
         if seed not in config.all_seeds:
             raise WireError(f"run '{manifest.run}' has no seed {seed}")
-        if not 0 <= picked < (config.rounds or 0):
+        last = (config.rounds or 0) - 1  # the only one that is selected without scores
+        if not (last if keeps_scores(config.dp) else 0) <= picked <= last:
             what = f"the model of run '{manifest.run}' is of round {picked + 1}"
-            raise WireError(f"{what}, not of its rounds")
+            raise WireError(f"{what}, which that run cannot select")
         begun = Begun(audit, f"{manifest.run}-{seed}")
         if not begun.configs:
             raise Refusal(f"run '{manifest.run}' was not begun here")
@@ -421,12 +419,13 @@ def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> N
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
-def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: Json) -> None:
+def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, lacks: Json) -> None:
     """Write all facts of the model, as this site knows them, and the model's card."""
     data, config, method, claim = part.data, part.config, part.method, part.claim(Claim)
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
     told = any(e.get("told", {}).get("columns") for e in site.audit.events(event="hello"))
-    bins, account = bins_metric(config, own, sparing=True), Account(site.audit)
+    account, run = Account(site.audit), f"{manifest.run}-{part.seed}"
+    left, sent = account.scores[run], account.of_round[run, manifest.rounds[part.seed]]
     total = math.inf if account.clear else account.precision()
     spent = site_report(config.dp, account.noises(manifest.run), total, site.policy.delta)
     facts: Json = {
@@ -445,14 +444,15 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, notes: J
         "fingerprints": [data_facts(data.graph, manifest.site)],
         "rounds": config.rounds,
         "select": select_rule(config, protocol(config.protocol)),
-        "scoring": sent_for_scoring(data.classes, bins=bins is not None),
+        "scoring": [name for name in TOLD if name in left],
         "privacy": privacy_facts(spent),
-        **notes,
+        **lacks,
     }
-    facts |= _threshold(part, claim, folder)
-    if not keeps_scores(config.dp) and claim.client_metric in (facts["metric"], "accuracy"):
+    facts |= _threshold(part, claim if "bins" in sent else Claim(), folder)
+    by = claim.client_metric
+    if by in (facts["metric"], "accuracy") and find_metric(by).sends in map(TOLD.get, sent):
         scores = [one for one in claim.client_scores if 0 <= one <= 1]  # never NaN
-        facts |= {"client_metric": claim.client_metric, "client_scores": scores}
+        facts |= {"client_metric": by, "client_scores": scores}
     write_atomically(folder / OWN, tomli_w.dumps(facts).encode())
     if tables is not None:
         write_encoder(folder, tables)

@@ -10,7 +10,6 @@ import msgspec
 import torch
 from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from atoll.core.federation import Federation
@@ -30,6 +29,7 @@ from atoll.experiment.history import bins_metric
 from atoll.experiment.metrics import SENT
 from atoll.experiment.privacy import with_privacy
 from atoll.experiment.rounds import Experiment
+from atoll.present.terminal import FittedTable
 
 ROUNDS = 2  # rounds that are tried, where the configuration names none
 
@@ -132,7 +132,7 @@ def _listed(value: object) -> str:
 
 def disclosure_table(found: Json) -> Group:
     """The same as a table."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("step", "field", "shape", "type", "bytes/round", "verdict"):
         table.add_column(name, justify="right" if name.startswith("bytes") else "left")
     for row in found["fields"]:

@@ -52,7 +52,7 @@ GAUGES = {
     ),
     "atoll_disk_free_bytes": ("", "Free space of the kit's disk."),
     "atoll_audit_log_bytes": ("", "Size of the audit logs."),
-    "atoll_epsilon_spent": ("", "Epsilon against the server, in all runs."),
+    "atoll_epsilon_spent": ("", "Epsilon against the server, in all private runs."),
     "atoll_epsilon_limit": ("", "The most that the policy allows."),
     "atoll_run_round": ("run", "Complete rounds of all seeds."),
     "atoll_run_rounds": ("run", "Rounds of one seed."),

@@ -65,7 +65,8 @@ from atoll.engines.prepare import prepared
 from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, check_choices
-from atoll.experiment.history import positive_of
+from atoll.experiment.history import bins_metric, positive_of
+from atoll.experiment.metrics import SENT as TOLD
 from atoll.experiment.metrics import Evaluator, from_confusion, toward
 from atoll.experiment.privacy import (
     epsilon,
@@ -183,7 +184,7 @@ class Site:
         privacy = None if head.dp is None else make_privacy(head.dp)
         self.policy.check_privacy(privacy)
         summary, columns = self.own.tell(self.policy, head.encoder, privacy)
-        told = {**summary, "words": len(self.own.words), "columns": [one.name for one in columns]}
+        told = {**summary, "words": len(self.own.words), **self._named([c.name for c in columns])}
         if head.atoll:  # an older server does not name its version, and wants none
             summary["atoll"] = __version__
         body = msgspec.json.encode(columns) if columns else b""
@@ -192,6 +193,15 @@ class Site:
         known = {"method": head.method, "server": server, "told": told}
         self.audit.note("hello", run=head.run, **known, **self.cost())
         return Packet(summary, body)
+
+    def _named(self, columns: list[str]) -> Json:
+        """The columns for the audit log: their names the first time, then a digest of them."""
+        with self.audit.readable():
+            known = [e.get("told", {}).get("columns") for e in self.audit.events(event="hello")]
+        if not columns or columns not in known:
+            return {"columns": columns}
+        digest = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+        return {"columns": len(columns), "sha256": digest}
 
     def _begin(self, packet: Packet) -> Packet:
         """Build the method, with the widths that all sites agreed on."""
@@ -209,20 +219,20 @@ class Site:
         encoder = digest_of(head.encoder)
         self._check_begin(run, config, head.config, encoder)  # before it costs time or a folder
         data = self.data if encoder == self.encoder else self._encoded(head.encoder)
-        graph = data.graph
-        method = build_method(config, graph.num_features, data.classes, graph.task.name)
+        Begun(self.audit, run).check_data(data.fingerprint)
+        method = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
         self.policy.check_size(method)
         method = with_privacy(method, config.dp)
-        positive_of(config, replace(data, name="its data"))  # a refusal makes no folder
         content, folder = msgspec.json.encode(head.encoder), self.folder / "runs" / run
         self.policy.check_disk(self.folder, run, len(content))
+        job = Job(run, method, config, self, data)  # all other refusals, before there is a folder
         lock = self._hold(folder)
         try:
-            job = Job(run, method, config, self, data)
-            if encoder:
-                write_atomically(folder / ENCODER, content, 0o600)
+            job.count_earlier_work()
             with self.audit.alone():  # no other job begins or spends between check and note
-                news = self._check_begin(run, config, head.config, encoder)
+                news = self._check_begin(run, config, head.config, encoder, data.fingerprint)
+                if encoder:
+                    write_atomically(folder / ENCODER, content, 0o600)
                 self.audit.note("begin", run=run, **news, **self.cost())
         except BaseException:
             if lock is not self.lock:
@@ -233,9 +243,9 @@ class Site:
         self.job, self.lock, self.data, self.encoder = job, lock, data, encoder
         return Packet({}, b"")
 
-    def _check_begin(self, run: str, config: RunConfig, text: str, encoder: str) -> Json:
+    def _check_begin(self, run: str, config: RunConfig, *noted: str) -> Json:
         """Refuse what the run was not begun with, or may not spend; the values to note."""
-        news = Begun(self.audit, run).news(config, text, encoder)
+        news = Begun(self.audit, run).news(config, *noted)
         if config.dp is not None:
             # The updates that this site may send, over all seeds, beside those of other runs.
             sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
@@ -248,13 +258,14 @@ class Site:
         return self.own.with_encoder(encoder) if encoder else self.own
 
     def data_of(self, run: str) -> SiteData:
-        """The data as a run has them, by the encoder that it began with."""
-        if self.own.read is None:  # no tables
-            return self.own
-        begun = Begun(self.audit, run)
-        if self.encoder in begun.encoders[:1]:
-            return self.data
-        return self._encoded(begun.encoder(self.folder / "runs" / run))
+        """The data that a run began with, by its encoder; refuse other data."""
+        begun, data = Begun(self.audit, run), self.own
+        if data.read is not None and self.encoder in begun.encoders[:1]:
+            data = self.data
+        elif data.read is not None:  # tables
+            data = self._encoded(begun.encoder(self.folder / "runs" / run))
+        begun.check_data(data.fingerprint)
+        return data
 
     def _deliver(self, packet: Packet) -> Packet:
         """Keep the model of a finished run."""
@@ -302,19 +313,26 @@ class Job:
         self.run, self.site, self.privacy, self.rounds = run, site, config.dp, config.rounds
         self.owners = owners(method)
         self.model = None if config.dp is None else first_model(method, data)
-        batching = batching_of(config.batch_size or 0)
-        views = dict(method.views)
+        views, batching = dict(method.views), batching_of(config.batch_size or 0)
         graph = with_loss(data.graph, data.classes, config.class_weights, config.loss)
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
-        self.positive = positive_of(config, replace(data, name="its data"))
-        # Counted over every process and seed of the run, so that no restart renews it.
-        self.sent = Account(site.audit).sent(run)
-        self.work = Work(site.audit, run, self.states.folder, site.policy.seconds)
+        own = replace(data, name="its data")
+        self.positive, bins = positive_of(config, own), bins_metric(config, own, sparing=True)
+        # Flags of the evaluator that the configuration needs; the card lists what they send.
+        needed = {"with_train": True, "with_auc": data.classes == 2, "with_bins": bins is not None}
+        needed["with_dropout"] = "dropout-at-eval" in config.compat
+        self.flags = {name for name, is_needed in needed.items() if is_needed}
         self.attempt: tuple[int, str] | None = None
         self.state: Tree = None
         self.lineage, self.scored = "", 0
+
+    def count_earlier_work(self) -> None:
+        """Count every process and seed of the run: no restart renews a limit. Needs the lock."""
+        site = self.site
+        self.sent = Account(site.audit).sent(self.run)
+        self.work = Work(site.audit, self.run, self.states.folder, site.policy.seconds)
 
     def step(self, head: Question, body: bytes) -> Packet:
         """Run a step on the site's own graph."""
@@ -364,6 +382,8 @@ class Job:
                 self.site.account, audit.unseen = Account(audit), False
                 self.sent = self.site.account.sent(self.run)
             charged = self._charge(noise) | ({"kept": True} if kept else {})
+            if isinstance(reply, Scores) and not kept:
+                charged["scores"] = [n for n in TOLD if getattr(step.owner, f"with_{n}", True)]
             policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
                 self.state, self.lineage = state, hashlib.sha256(question).hexdigest()
@@ -458,9 +478,8 @@ class Job:
         name, flags = head.owner, head.flags
         owner = self.owners.get(name)
         if owner is not None and flags:
-            known = {"with_auc", "with_bins", "with_dropout", "with_train"}
-            if name != EVALUATOR or not known.issuperset(flags):
-                raise WireError(f"'{name}' takes no flags {sorted(flags)} from a packet")
+            if name != EVALUATOR or not self.flags.issuperset(flags):
+                raise WireError(f"'{name}' takes no flags {sorted(flags)} in this run")
             owner = replace(owner, **flags)
         step = None if owner is None else declared_step(owner, head.step)
         if step is None:

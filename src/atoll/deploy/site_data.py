@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from atoll.data.split import growth, time_column
 from atoll.data.split import split as assign_roles
 from atoll.deploy.policy import Policy, Refusal
 from atoll.engines.codec import load_checkpoint, save_checkpoint
+from atoll.experiment.card import data_facts
 from atoll.experiment.privacy import PrivacyConfig, keeps_scores
 
 KIND = "atoll client"
@@ -37,7 +38,7 @@ class SiteData:
     name: str
     metric: str = "accuracy"
     words: tuple[str, ...] = ()  # names of classes and feature columns, equal at every site
-    declared: bool = False  # whether the owner listed the classes; else the rows name them
+    declared: bool = False  # whether the owner listed the classes; else the rows do it
     # How the columns of own tables became features (`data.own.encoder`), as plain values.
     encoder: Mapping[str, object] | None = None
     told: tuple[Told, ...] = ()  # of the columns of own tables, for an encoder of all sites
@@ -60,9 +61,8 @@ class SiteData:
                 check_sums(features)
         except ConfigError as error:
             raise Refusal(str(error)) from error
-        numbered = self.class_names == tuple(map(str, range(self.classes)))
-        if privacy is not None and not self.declared and not numbered:
-            why = "a private run tells no class that only the rows name"
+        if privacy is not None and not self.declared and self.read is not None:
+            why = "a private run tells no class, and no number of classes, that only the rows have"
             raise Refusal(f"{why}; list all classes with --classes when this site starts")
         if not self.told:
             return found, ()
@@ -86,6 +86,11 @@ class SiteData:
         if [f.name for f in own.features] != [a.name for a in agreed]:
             raise WireError("an encoder came for other columns than those of this site")
         return self.read(encoder=replace(own, features=with_agreed(own.features, agreed)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the data, as model cards have it."""
+        return str(data_facts(self.graph, "")["sha256"])
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -18,16 +18,25 @@ import torch
 from torch import Tensor
 
 from atoll.core.dp import Noised
-from atoll.core.errors import AtollError, WireError
+from atoll.core.errors import AtollError, ServerDiverged, WireError
 from atoll.core.federation import known_names
 from atoll.core.message import Message, ToAll
 from atoll.core.method import Method, Step, declared_steps
 from atoll.core.random import make_key
 from atoll.core.task import Task
-from atoll.core.tree import Tree, leaves, num_bytes
+from atoll.core.tree import Tree, all_finite, leaves, num_bytes
 from atoll.engines.clients import Backend, Participants
 from atoll.engines.codec import LIMIT, check_like, decode, encode
-from atoll.engines.plausible import UPDATE_LIMIT, Declared, check_values, too_long, update_norm
+from atoll.engines.plausible import (
+    LARGEST,
+    UPDATE_LIMIT,
+    Declared,
+    check_values,
+    lengths,
+    too_long,
+    usual_size,
+    widest,
+)
 from atoll.engines.serial import stack_replies
 from atoll.engines.wire import Probe
 
@@ -181,10 +190,12 @@ class Remote:
         self.kept = [NEVER] * len(self.names)  # rounds of the states of the selected models
         self.touched: set[int] = set()
         self.attempt = ""
+        self.lengths: dict[tuple[str, str], dict[str, float]] = {}  # the last, by step and field
+        self.heard: list[str] = []  # in this attempt: their replies made the message
 
     def begin(self) -> None:
         """Begin a new attempt at a round; states of an unfinished attempt do not count."""
-        self.attempt, self.touched = secrets.token_hex(4), set()
+        self.attempt, self.touched, self.heard = secrets.token_hex(4), set(), []
 
     def commit(self, round: int) -> None:
         """Complete the round: the private states of its sites count from now on."""
@@ -195,6 +206,7 @@ class Remote:
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
         """Replies of the clients at `positions`, stacked; `SitesFailed` if one gives none."""
+        self._check_message(message, positions, round)
         named = name_step(step, self.owners)
         template = self.probe.template(step, message.for_one(positions[0]))
         body = encode(message.tree) if isinstance(message, ToAll) else b""
@@ -209,25 +221,57 @@ class Remote:
         self.touched |= set() if step.keeps_state else set(positions)
         replies, failures = self.fleet.map(step.name, packets, self.deadline)
         received = {site: message.for_one(self.names.index(site)) for site in replies}
-        arrived = self._read(replies, step, template, failures)
-        norms = {site: update_norm(reply, received[site]) for site, reply in arrived.items()}
-        known = {site: both for site, both in norms.items() if both is not None}
-        for site, reason in too_long(known, self.update_limit).items():
-            failures[site] = Failure(BAD, reason)
+        arrived = self._read(replies, received, step, template, failures)
+        usual = usual_size(self.sites.values())
+        norms = {site: lengths(reply, received[site], usual) for site, reply in arrived.items()}
+        failures |= self._too_long(step.name, norms)
         sent = {site: len(packet.body) for site, packet in packets.items()}
         answers = {site: len(packet.body) for site, packet in replies.items()}
         sizes = {site: (size, answers.get(site, 0)) for site, size in sent.items()}
-        lengths = {site: float(f"{length:.4g}") for site, (length, _) in known.items()}
-        more = {"norms": lengths} if lengths else {}  # of the updates
+        known = {site: both["model"][0] for site, both in norms.items() if "model" in both}
+        more = {"norms": {s: float(f"{n:.4g}") for s, n in known.items()}} if known else {}
         self.note("step", step=step.name, round=round, bytes=sizes, **more)
         if failures:
             raise SitesFailed(failures)
+        self.heard = list(arrived)
         ordered = [arrived[self.names[position]] for position in positions]
         return stack_replies(ordered, positions, step, round)
+
+    def _too_long(
+        self, step: str, norms: Mapping[str, Mapping[str, tuple[float, float]]]
+    ) -> dict[str, Failure]:
+        """The sites that sent a field much longer than the others did, in this step or before."""
+        found: dict[str, Failure] = {}
+        for part in {name for own in norms.values() for name in own}:
+            now = {site: own[part] for site, own in norms.items() if part in own}
+            before = self.lengths.setdefault((step, part), {})
+            bad = too_long(now, self.update_limit, before)
+            found |= {site: Failure(BAD, reason) for site, reason in bad.items()}
+            before |= {site: length for site, (length, _) in now.items() if site not in bad}
+        return found
+
+    def _check_message(self, message: Message, positions: Sequence[int], round: int) -> None:
+        """Send no number that is not finite: a site would refuse it, and be blamed for it.
+
+        A row that is not finite is the failure of its site, as long as another row is finite.
+        """
+        asked = positions[:1] if isinstance(message, ToAll) else positions
+        bad = [i for i in asked if not all_finite(message.for_one(i))]
+        if not bad:
+            return
+        problem = "the server's model is not finite after the replies of"
+        others = range(0 if isinstance(message, ToAll) else len(self.names))
+        if any(all_finite(message.for_one(i)) for i in others):
+            why = Failure(BAD, "the server's model for this site alone is not finite")
+            raise SitesFailed({self.names[i]: why for i in bad})
+        if len(self.heard) == 1:
+            raise SitesFailed({self.heard[0]: Failure(BAD, f"{problem} this site alone")})
+        raise ServerDiverged(round, f"{problem} {', '.join(self.heard) or 'an earlier round'}")
 
     def _read(
         self,
         replies: Mapping[str, Packet],
+        received: Mapping[str, Tree],
         step: Step,
         template: Tree,
         failures: dict[str, Failure],
@@ -236,12 +280,13 @@ class Remote:
         # Bytes that a reply like the template can need, names and structure included.
         room = num_bytes(template) + 4096 * (len(leaves(template)) + 4)
         most = self.limit if step.discloses else min(self.limit, room)
-        arrived: dict[str, Tree] = {}
+        largest = max(LARGEST, usual_size(self.sites.values()))
+        epochs, arrived = getattr(step.owner, "epochs", 1), dict[str, Tree]()
         for site, packet in replies.items():
             try:
                 reply = decode(packet.body, limit=most)
                 check_like(reply, template, step.discloses)
-                check_values(reply, self.sites[site], getattr(step.owner, "epochs", 1))
+                check_values(reply, self.sites[site], epochs, largest * widest(received[site]))
                 arrived[site] = reply
             except WireError as error:
                 failures[site] = Failure(BAD, one_line(error))

@@ -18,7 +18,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from atoll.core.errors import AtollError, StepError
+from atoll.core.errors import AtollError, StepError, described
 from atoll.core.federation import LazyGraphs
 from atoll.core.graph import Graph
 from atoll.core.message import Message, ToAll, ToEach
@@ -182,7 +182,7 @@ class Fused:
         except (AtollError, NotRecordable, Undecided):
             raise
         except Exception as error:
-            problem = f"{type(error).__name__} in a program of {len(members)} clients: {error}"
+            problem = f"{described(error)} (in a program of {len(members)} clients)"
             raise StepError(members[0], step.name, round, problem) from error
 
     def _program(

@@ -4,17 +4,24 @@ Names and shapes are checked elsewhere (`codec.check_like`). A number passes her
 from the data that the site declared and from training like that of the other sites:
 
 - Counts (`COUNTS`) are not negative, and their sum is at most the site's number of nodes or graphs.
+- A weight in a mean (`WEIGHTS`) is at least 1: every site has training nodes. The mean of replies
+  without weight would be no number.
 - The number of training steps is at least 1, and at most one for each epoch, node or graph.
 - Confusion counts and counts by score bin are not negative, and each part has at most as many as
-  the site declared.
-- No number is above `LARGEST` times the site's number of nodes or graphs.
-- An update (trained minus received model) is at most `limit` times as long as the median of all
-  updates of the step, or at most as long as the received model plus one.
+  the site declared. A part without nodes has no AUC.
+- No number is above one range for all sites (`largest`). A received message with a number above 1
+  widens it as often: an honest reply to a model that another site spoilt is as large.
+- An update (trained minus received model) is at most `limit` times as long as the median of the
+  other sites', or at most as long as the received model plus one. Any other field of numbers is at
+  most `limit` times as long as the median, or as `PER_NODE` times the median of declared nodes.
+  A site that is alone in a step is compared with the last replies of at least three others to
+  that step, with the square of `limit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -27,8 +34,11 @@ from atoll.core.tree import Tree, leaves, named_leaves, norm, structure, tree_ma
 
 COUNTS = ("weight", "size", "mass", "nodes", "right", "total")
 """Fields of replies that count nodes or graphs of a client, or are ones."""
-LARGEST = 1e6
+WEIGHTS = ("weight", "size")
+"""Those that a mean over clients divides by."""
+LARGEST, PER_NODE = 1e6, 1e4
 UPDATE_LIMIT = 100.0
+FEWEST = 3  # other sites whose earlier replies decide about a site that is alone in a step
 
 
 class Declared(NamedTuple):
@@ -38,18 +48,23 @@ class Declared(NamedTuple):
     nodes: int
 
 
-def check_values(reply: Tree, site: Declared, epochs: int) -> None:
+def usual_size(sites: Iterable[Declared]) -> float:
+    """The largest number that is usual in a sum over nodes; no single site decides it."""
+    return PER_NODE * max(1, median(site.nodes for site in sites))
+
+
+def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARGEST) -> None:
     """Refuse a reply whose values cannot come from the site's data."""
     if isinstance(reply, Scores):
         _check_scores(reply, site)
-    largest = LARGEST * max(1, site.nodes)
     for name, leaf in named_leaves(reply):
         if not leaf.numel():
             continue
         field = name.split(".")[0]
         if field in COUNTS:
             # Where sizes stay at the site, every client counts one, and every class at most one.
-            _refuse(name, leaf, 0, max(site.nodes, leaf.numel()), total=True)
+            most = max(site.nodes, leaf.numel())
+            _refuse(name, leaf, int(field in WEIGHTS), most, total=True)
         elif field == "steps":
             _refuse(name, leaf, 1, epochs * max(1, site.nodes))
         elif leaf.is_floating_point():
@@ -70,32 +85,55 @@ def _check_scores(scores: Scores, site: Declared) -> None:
     if scores.bins is not None:
         for part, counts, own in zip(ROLES, scores.bins, site.counts, strict=True):
             _refuse(f"bins ({part})", counts, 0, own, total=True)
-    known = scores.auc[scores.auc != -1]
-    if known.numel():
-        _refuse("auc", known, 0, 1)
+    for part, auc, own in zip(ROLES, scores.auc, site.counts, strict=True):
+        if auc != -1:  # a part without nodes has none
+            _refuse(f"auc ({part})", auc, 0 if own else -1, 1 if own else -1)
 
 
-def update_norm(reply: Tree, received: Tree) -> tuple[float, float] | None:
-    """Norms of an update and of the received model; None for a reply without a model."""
-    model = getattr(reply, "model", None)
-    if model is None or not leaves(model):
-        return None
-    start = getattr(received, "model", received)
-    if _form(start) != _form(model):
-        return float(norm(model)), 0.0
-    return float(norm(tree_map(torch.sub, model, start))), float(norm(start))
+def widest(received: Tree) -> float:
+    """The largest number of a message, at least 1."""
+    floats = [leaf for leaf in leaves(received) if leaf.is_floating_point() and leaf.numel()]
+    return max([1.0, *(float(leaf.abs().max()) for leaf in floats)])
+
+
+def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float, float]]:
+    """The norm of each field of numbers, and what is plausible whatever others send.
+
+    The field `model` counts as an update of the received one. A loss harms no other site.
+    """
+    if isinstance(reply, Scores) or not is_dataclass(reply):
+        return {}
+    found = {}
+    for part in fields(reply):
+        value = getattr(reply, part.name)
+        floats = [leaf for leaf in leaves(value) if leaf.is_floating_point()]
+        if not floats or part.name in (*COUNTS, "steps"):
+            continue
+        found[part.name] = (float(norm(floats)), usual)
+        if part.name == "model":
+            start = getattr(received, "model", received)
+            same = _form(start) == _form(value)
+            moved = tree_map(torch.sub, value, start) if same else value
+            found["model"] = (float(norm(moved)), float(norm(start)) + 1 if same else 1.0)
+    return found
 
 
 def _form(tree: Tree) -> tuple[object, list[torch.Size]]:
     return structure(tree), [leaf.shape for leaf in leaves(tree)]
 
 
-def too_long(norms: Mapping[str, tuple[float, float]], limit: float) -> dict[str, str]:
-    """The sites whose updates are too long, each with a sentence."""
+def too_long(
+    norms: Mapping[str, tuple[float, float]], limit: float, before: Mapping[str, float]
+) -> dict[str, str]:
+    """The sites whose updates are too long, each with a sentence; `before` are earlier norms."""
     found = {}
-    for site, (length, start) in norms.items():
+    for site, (length, free) in norms.items():
         others = [other for name, (other, _) in norms.items() if name != site]
-        if others and length > max(limit * median(others), start + 1):
+        most = limit
+        if not others:  # earlier rounds had other models, and one or two sites must not decide
+            others = [other for name, other in before.items() if name != site]
+            others, most = (others, limit * limit) if len(others) >= FEWEST else ([], limit)
+        if others and length > max(most * median(others), free):
             usual = f"the median of the other sites' is {median(others):.3g}"
             found[site] = f"its update was refused: its norm is {length:.3g}, but {usual}"
     return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atoll.core.errors import AtollError, StepError
+from atoll.core.errors import AtollError, StepError, described
 from atoll.core.graph import Graph
 from atoll.core.message import Message
 from atoll.core.method import Step
@@ -33,8 +33,7 @@ class Serial:
             except AtollError:
                 raise
             except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-                raise StepError(position, step.name, round, problem) from error
+                raise StepError(position, step.name, round, described(error)) from error
         return stack_replies(replies, positions, step, round)
 
     def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:

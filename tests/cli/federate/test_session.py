@@ -23,6 +23,11 @@ from atoll.deploy import supervise as supervising
 from atoll.experiment.config import make_config
 
 
+def test_a_protocol_that_holds_a_client_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'fedlog' holds a client out, but every site of a fede"):
+        make_order(make_config(protocol="fedlog"), ("a", "b"), None, 60.0, 100.0)
+
+
 def test_a_protocol_for_graphs_can_be_ordered() -> None:
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
     assert make_order(config, ("a", "b", "c"), None, 1.0, 100.0).quorum == 2

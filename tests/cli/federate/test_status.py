@@ -83,7 +83,7 @@ def test_a_site_sees_its_answers_its_budget_and_its_refusals(cli, kits) -> None:
     log.note("begin", run="plain-0", config="")
     log.note("sent", run="plain-0", round=0, step="train", bytes=10)
     text = cli("federate", "status", "--kit", kit).stdout
-    assert "1 run without differential privacy: updates left in the clear" in text
+    assert "1 run without differential privacy: updates or scores left in the clear" in text
     assert "epsilon" not in text
     log.note("begin", run="r-0", config="")
     sent = {"step": "train", "bytes": 30_000, "release": "x", "noise": 2.0, "epsilon": 1.0}
@@ -101,6 +101,10 @@ def test_a_site_sees_its_answers_its_budget_and_its_refusals(cli, kits) -> None:
     log.note("sent", run="r-0", round=5, **{**sent, "noise": 0.0, "release": "y"})
     found = json.loads(cli("federate", "status", "--kit", kit, "--json").stdout)
     assert found["epsilon"]["spent"] is None
+    log.note("sent", run="r-0", round=5, step="score", bytes=10, array_bytes=8, kept=True)
+    assert "1 run without differential privacy" in cli("federate", "status", "--kit", kit).stdout
+    log.note("sent", run="r-0", round=5, step="score", bytes=10, array_bytes=8)
+    assert "2 runs without differential privacy" in cli("federate", "status", "--kit", kit).stdout
     assert "epsilon infinite of 8" in cli("federate", "status", "--kit", kit).stdout
 
 

@@ -79,7 +79,10 @@ def make_order(
     given = {key: getattr(config, key) for key in config.__struct_fields__}
     able, meant = method_class(config.method).tasks, protocol(config.protocol).tasks
     task = next((task for task in able if task in meant), able[0])
-    resolve(make_config(**{**given, "objects": ("data",)}), task)
+    whole, _ = resolve(make_config(**{**given, "objects": ("data",)}), task)
+    if whole.held_out_client is not None:
+        why = "holds a client out, but every site of a federation takes part"
+        raise ConfigError(f"protocol '{config.protocol}' {why}; choose another --protocol")
     if not sites:
         hint = "approve one (`atoll federate approve`), or name some with --sites"
         raise ConfigError(f"the kit lists no site yet; {hint}")

@@ -68,7 +68,9 @@ def _plain(run: RunActivity) -> Json:
 
 def _site(activity: SiteActivity) -> Json:
     newest = reversed(activity.read())
-    runs = [{**_plain(run), "private": run.name in activity.private} for run in newest]
+    runs = [
+        {**_plain(run), "private": run.name in activity.private - activity.clear} for run in newest
+    ]
     spent, limit, delta = activity.budget()
     finite = spent if math.isfinite(spent) else None  # JSON has no infinity
     epsilon = {"spent": finite, "limit": limit, "delta": delta, "releases": len(activity.releases)}
@@ -110,7 +112,7 @@ def _show_site(found: Json) -> None:
     sent = [run for run in found["runs"] if run["peers"]["server"]["sent"]]
     if clear := sum(not run["private"] for run in sent):
         runs = f"{clear} run{'' if clear == 1 else 's'}"
-        click.echo(f"{runs} without differential privacy: updates left in the clear")
+        click.echo(f"{runs} without differential privacy: updates or scores left in the clear")
     last = f"; the last: {_printable(found['last_refusal'])}" if found["last_refusal"] else ""
     click.echo(f"{found['refusals']} refused, {found['failures']} failed{last}")
     rows = [
