@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import shutil
+import socket
 import tomllib
 from pathlib import Path
 
@@ -356,7 +359,8 @@ def test_what_cannot_be_loaded_is_one_sentence(cli, tmp_path: Path) -> None:
     (tmp_path / "cli_broken.py").write_text("def (")
     assert "cannot be loaded" in cli("run", "cli_broken.py:Mine", code=2).stderr
     (tmp_path / "cli_empty.py").write_text("Mine = 3")
-    assert "has no class 'Mine' that is a Method" in cli("run", "cli_empty.py:Mine", code=2).stderr
+    refused = cli("run", "cli_empty.py:Mine", code=2).stderr
+    assert "'cli_empty.py' has no method 'Mine'; write a class(atoll.Method) in" in refused
     assert "No module named" in cli("run", "no_such_package:Mine", code=2).stderr
 
 
@@ -389,3 +393,59 @@ def test_a_profile_names_the_stages_and_is_kept(cli, tmp_path: Path) -> None:
     assert "profile" not in json.loads((tmp_path / "b" / "result.json").read_text())
     a, b = (read_result(tmp_path / name).metrics() for name in "ab")
     assert a == b
+
+
+FAILS = CODE.replace(
+    "        model, state = fit(", "        graph.real.nothing\n        model, state = fit("
+)
+
+
+def test_an_error_of_my_method_has_its_line_and_can_be_overwritten(cli, tmp_path: Path) -> None:
+    (tmp_path / "cli_failing.py").write_text(FAILS)
+    line = FAILS.splitlines().index("        graph.real.nothing") + 1
+    for engine in ("fused", "serial"):
+        words = ("run", "cli_failing.py:Mine", *OWN, "--engine", engine, "--quiet", "--out", "a")
+        refused = cli(*words, "--overwrite", code=2).stderr
+        assert f"round 0: AttributeError in cli_failing.py line {line}: " in refused
+    assert "--resume a, replace it with --overwrite, or choose" in cli(*words, code=2).stderr
+    (tmp_path / "a" / "mine.txt").write_text("kept")
+    cli("run", "fedavg", *OWN, "--quiet", "--out", "a", "--overwrite")
+    assert "overwrite" in cli("run", "--resume", "a", "--overwrite", code=2).stderr
+    before = (tmp_path / "a" / "result.json").read_bytes()
+    cli("run", "fedavg", "--data", "no-such-data", "--out", "a", "--overwrite", code=2)
+    assert (tmp_path / "a" / "result.json").read_bytes() == before  # refused before it deletes
+    assert (tmp_path / "a" / "mine.txt").read_text() == "kept"
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_overwritten(cli, tmp_path: Path) -> None:
+    cli("run", "fedavg", *OWN, "--quiet", "--out", "a")
+    (tmp_path / "a" / "result.json").unlink()
+    now = {"state": "running", "pid": os.getpid(), "host": socket.gethostname(), "per_round": 1.0}
+    (tmp_path / "a" / "progress.json").write_text(json.dumps(now | {"total": 2, "done": 1}))
+    refused = cli("run", "fedavg", *OWN, "--out", "a", "--overwrite", code=2).stderr
+    assert "another process works in 'a'; choose another --out" in refused
+    assert (tmp_path / "a" / "config.toml").exists()
+
+
+def test_saved_paths_count_from_where_the_run_was_started(cli, tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(THREE_BANKS, tmp_path / "banks")
+    (tmp_path / "cli_moved.py").write_text(CODE)
+    small = ("--data", "banks", "--rounds", 1, "--quiet")
+    cli("run", "cli_moved.py:Mine", *small, "--out", "a")
+    cli("compare", "local", "fedavg", *small, "--seeds", 2, "--out", "s")
+    shutil.rmtree(tmp_path / "s" / "cells" / "banks-fedavg")
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    cli("run", "--resume", "../a", "--rounds", 2, "--quiet")
+    cli("compare", "--resume", "../s", "--quiet", "--tex", "t.tex")
+    assert (tmp_path / "s" / "cells" / "banks-fedavg" / "result.json").exists()
+    cli("run", "--config", "../a/config.toml", "--quiet", "--out", "again")
+    assert Path.cwd() == other
+    assert sorted(path.name for path in other.iterdir()) == ["again", "t.tex"]
+    results = [tmp_path / "a" / "result.json", other / "again" / "result.json"]
+    one, two = (json.loads(path.read_text())["metrics"]["test_accuracy"] for path in results)
+    assert one == two
+    saved = (other / "again" / "config.toml").read_text()
+    assert f'data = "{tmp_path / "banks"}"' in saved
+    assert f'method = "{tmp_path / "cli_moved.py"}:Mine"' in saved

@@ -11,6 +11,7 @@ from rich.console import Console
 from atoll.cli import study_progress as cells_show
 from atoll.cli.study_progress import StudyWatcher, TimeLeft, duration
 from atoll.experiment.config import make_config
+from atoll.experiment.run import Stopped
 from atoll.studies.study import run_study
 from atoll.studies.study_run import RunOutcome, StudyRun
 
@@ -71,6 +72,16 @@ def test_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cells_show, "EVERY", 30.0)
     assert len(watched(tmp_path / "b").splitlines()) == 2
     assert watched(tmp_path / "c", quiet=True) == ""
+
+
+def test_a_study_stops_when_its_time_is_up(tmp_path: Path) -> None:
+    cells = [StudyRun("local", make_config(method="local", rounds=2, clients=2))]
+    with StudyWatcher(Console(quiet=True), quiet=True, seconds=0.0) as watcher:
+        assert watcher.should_stop()
+        with pytest.raises(Stopped):
+            run_study(tmp_path, cells, about={}, observer=watcher)
+    assert not watcher.stopping  # the user did not
+    assert not StudyWatcher(Console(quiet=True), quiet=True).should_stop()
 
 
 def test_a_slow_method_that_comes_first_does_not_make_the_others_seem_slow() -> None:

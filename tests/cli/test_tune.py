@@ -60,7 +60,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
         (("fedavg", "--trials", "0"), "trials is 0"),
         (("fedavg", "--pruner", "hyper"), "unknown pruner 'hyper'"),
         (("--resume", "nowhere"), "holds no tuning to resume"),
-        (("fedavg", "--resume", "nowhere"), "leave out everything but"),
+        (("fedavg", "--resume", "nowhere"), "leave everything out but --trials"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_no_folder(cli, arguments, problem: str) -> None:

@@ -298,7 +298,7 @@ def test_trees_mlp_and_oracle_stand_in_a_comparison_and_its_report(tmp_path: Pat
     mlp = read_result(tmp_path / "cells" / "lagoon-nodes=200-3c-mlp")
     assert (mlp.config.method, mlp.config.set["net"]) == ("local", "mlp")
     text = page(collect([tmp_path]))
-    assert "oracle:epochs=5 (not federated, pools all data)</b> pools all data, which" in text
+    assert "oracle:epochs=5 (not federated, pools all data) pools all data, which" in text
     assert "points from the best of the others" in text
     assert "has a hyper-parameter" not in text
     with pytest.raises(ConfigError, match="hyper-parameter of local 'mu'"):

@@ -308,6 +308,18 @@ def test_cells_at_once(tmp_path: Path, monkeypatch) -> None:
     assert both[0] == pytest.approx(both[1], abs=1e-5)
 
 
+def test_light_cells_at_once_keep_their_result_alone(tmp_path: Path) -> None:
+    light = [replace(cell, light=True) for cell in cells(0.1, 0.2)]
+    found = run_study(tmp_path / "light", light, about={}, at_once=True)
+    whole = run_study(tmp_path / "whole", cells(0.1, 0.2), about={}, at_once=True)
+    starts = map(json.loads, (tmp_path / "light" / "events.jsonl").read_text().splitlines())
+    assert [line.get("together") for line in starts if line["event"] == "begin"] == [2, 2]
+    for one, other in zip(found, whole, strict=True):
+        assert one.summary["metrics"] == other.summary["metrics"]
+        kept = {path.name for path in one.folder.iterdir()}
+        assert kept == {"asked.toml", "config.toml", "result.json"}
+
+
 def test_a_point_that_diverges_fails_alone(tmp_path: Path) -> None:
     asked = {"method": "fedavg", "clients": 3, "rounds": 7, "seeds": 2}
     decays = [

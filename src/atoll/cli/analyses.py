@@ -185,7 +185,7 @@ def explain(
     example="atoll similarity fediih-run fedpub-run fedgta-run",
 )
 def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) -> None:
-    """Compare how alike clients seem to fediih, fedpub or fedgta with how alike their data are."""
+    """Compare how alike fediih, fedpub, fedgta or fedaux find clients with how alike data are."""
     from atoll.analyses.similarity import read_similarities, similarity_files, similarity_table
 
     to = out or folders[0] / "similarity"

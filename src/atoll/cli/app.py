@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import click
 
 from atoll import __version__
+from atoll.cli.advise import advise
 from atoll.cli.analyses import clusters, contribution, explain, inspect, similarity, tune_clusters
 from atoll.cli.catalogue import datasets, methods
 from atoll.cli.claim import claim
@@ -15,23 +21,47 @@ from atoll.cli.common import AtollSubgroup
 from atoll.cli.compare import compare
 from atoll.cli.data import data, partition
 from atoll.cli.federate import federate
+from atoll.cli.leaderboard import leaderboard
 from atoll.cli.predict import export, predict
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import demo, run, watch
 from atoll.cli.tune import tune
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, described
+from atoll.present.ascii import adapt
 
 ANALYSES = (inspect, contribution, clusters, tune_clusters, explain, similarity)
-COMMANDS = (run, demo, watch, predict, export, compare, tune, reproduce, report, federate)
+COMMANDS = (
+    *(run, demo, watch, predict, export, advise, compare, tune, reproduce, leaderboard, report),
+    federate,
+)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Show errors of click, usage and all, as one sentence; help pages stay."""
+    try:
+        yield
+    except click.ClickException as error:
+        if not isinstance(error, click.exceptions.NoArgsIsHelpError):
+            text, ctx = error.format_message().rstrip("."), getattr(error, "ctx", None)
+            text += f"; see {ctx.command_path} --help" if ctx and "?" not in text else ""
+            error.show = partial(click.echo, f"error: {text}", err=True)  # type: ignore[method-assign]
+        raise
 
 
 class AtollGroup(AtollSubgroup):
     """Turns errors into one sentence."""
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        adapt(sys.stdout, sys.stderr)
+        with _one_line():  # the options before a command's name
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with _one_line():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
@@ -48,7 +78,7 @@ class AtollGroup(AtollSubgroup):
                 where = f" '{error.filename}'" if error.filename else ""
                 click.echo(f"error: {error.strerror}{where}", err=True)
                 ctx.exit(2)
-            text = f"internal error: {type(error).__name__}: {error}"
+            text = f"internal error: {described(error)}"
             click.echo(f"{text}; `atoll --debug ...` shows where", err=True)
             ctx.exit(1)
 

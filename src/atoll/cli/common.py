@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import itertools
@@ -79,12 +80,37 @@ def config_of(given: Mapping[str, object], **defaults: object) -> RunConfig:
 
 
 def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a TOML file, replaced by those of the command line."""
-    from atoll.experiment.config import read_config
+    """The options of a TOML file, replaced by those of the command line.
 
-    base = {} if config_file is None else read_config(config_file)
+    Relative paths of a saved run count from the folder in which it was started.
+    """
+    from atoll.data.load import is_own
+    from atoll.experiment.config import read_config
+    from atoll.experiment.folder import started_in
+
+    there = None if config_file is None else started_in(config_file.parent)
+    if config_file is None or there is None or there == Path.cwd():
+        base = {} if config_file is None else read_config(config_file)
+    else:
+        file = config_file.absolute()
+        with contextlib.chdir(there):
+            base = read_config(file)
+            paths = {"schema": True, "data_root": True, "data": is_own(base.get("data", "lagoon"))}
+            paths["method"] = ".py:" in base.get("method", "")
+            for key in (key for key, is_path in paths.items() if is_path and key in base):
+                base[key] = str(Path(base[key]).expanduser().absolute())
     pairs = {name: base.get(name, {}) | chosen[name] for name in ("set", "own") if name in chosen}
     return {**base, **chosen, **pairs}
+
+
+def to_resume(folder: Path | None) -> Path | None:
+    """The folder of --resume. The command goes to where that was started, for relative paths."""
+    from atoll.experiment.folder import started_in
+
+    if folder is not None and (there := started_in(folder) or Path.cwd()) != Path.cwd():
+        folder = folder.absolute()
+        click.get_current_context().with_resource(contextlib.chdir(there))
+    return folder
 
 
 def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -> None:

@@ -64,7 +64,9 @@ def compare(
     data, clients, grid = common.pop(given, "data", "clients", "grid").values()
     how, tests = common.pop(given, "log", "jobs"), common.pop(given, "against", "metric", "alpha")
     tests = {name: value for name, value in tests.items() if value is not None}
-    folder, chosen = given.pop("resume_from"), common.chosen_options(given)
+    here = Path.cwd()
+    folder, chosen = common.to_resume(given.pop("resume_from")), common.chosen_options(given)
+    tex = here / tex if tex is not None and here != Path.cwd() else tex
     if folder is not None:
         several = {"methods": methods, "data": data, "clients": clients, "grid": grid, "out": out}
         allowed = "--against, --metric, --alpha, --tex, --log, --jobs, --json and --quiet"

@@ -80,7 +80,7 @@ DATA = option(
 CLIENTS = option(
     "--clients K", "Number of clients.  [default: the protocol's, or one per owner]", int
 )
-_PROTOCOLS = "strict, fedath, fedtad, fediih, gcfl or openfgl.  [default: strict]"
+_PROTOCOLS = "strict, fedath, fedtad, fediih, gcfl, openfgl or fedlog.  [default: strict]"
 ENCODER = option(
     "--encoder NAME",
     "How owners of tables measure columns: federated (sums and counts, no rows), local or pooled.  "
@@ -143,10 +143,10 @@ SETTINGS = repeatable(
 DP = option(
     "--dp KEY=VALUE,...",
     "Client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each client's "
-    "update to norm 1 and adds Gaussian noise with σ = 1.1 × clip; the resulting ε is reported.  "
-    "[default: none]",
+    "update to norm 1 and adds Gaussian noise with a standard deviation of 1.1 times clip; the "
+    "resulting epsilon is reported.  [default: none]",
 )
-DEVICE = option("--device NAME", "auto, cpu or cuda.  [default: auto]")
+DEVICE = option("--device NAME", "auto, cpu, cuda, or a certain GPU: cuda:1.  [default: auto]")
 *_FIRST, _LAST = AUTO, *ENGINES
 _ENGINES = f"{', '.join(_FIRST)} or {_LAST}"
 MACHINE = (

@@ -26,7 +26,7 @@ TABLE = option("--out FILE", "A table to write: .parquet or .csv.", PATH, requir
     option("--joined", "NEW holds new nodes of the training graph; its edges may name old nodes."),
     option("--client NAME", "Owner of all new nodes.  [default: their owner column or folder]"),
     options.SEED_OF_RUN,
-    option("--device NAME", "auto, cpu or cuda.", default="auto"),
+    option("--device NAME", "auto, cpu, cuda or cuda:1.", default="auto"),
     BLOCK,
     THRESHOLD,
     options.QUIET,

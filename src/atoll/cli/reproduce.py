@@ -38,7 +38,7 @@ OUT = (
 def reproduce(
     paper: str | None, item: str | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
-    """Run a TABLE or FIGURE of PAPER (fedath, fediih, fedtad, gcfl) again.
+    """Run a TABLE or FIGURE of PAPER (fedath, fedaux, fediih, fedtad, gcfl) again.
 
     Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
     is every one of the paper.

@@ -12,9 +12,10 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
+from atoll.core.errors import ConfigError
 from atoll.experiment.status import StatusReader
 
-NEWCOMER = "A client, by name or number, that never trains: what it gets on its first day."
+NEWCOMER = "A client that never trains, by name or number, or drawn: what it gets on its first day."
 CONFIG = "A TOML file of options, for example the config.toml of a saved run."
 
 
@@ -25,6 +26,7 @@ CONFIG = "A TOML file of options, for example the config.toml of a saved run."
     *options.TRAINING,
     option("--config FILE", CONFIG, PATH, name="config_file"),
     options.OUT,
+    option("--overwrite", "Replace the run in --out."),
     options.resume("Continue the stopped run in DIR; with --rounds R also beyond its end."),
     option("--from --from-run RUN", "Start from a finished run's model.", PATH, name="from_run"),
     option("--held-out-client NAME", NEWCOMER),
@@ -38,6 +40,7 @@ CONFIG = "A TOML file of options, for example the config.toml of a saved run."
 def run(
     config_file: Path | None,
     out: Path | None,
+    overwrite: bool,
     as_json: bool,
     quiet: bool,
     profile: bool,
@@ -53,23 +56,27 @@ def run(
 
     how = common.pop(given, "log", "save_every")
     how["clock"] = clock = Clock(on=profile, before=process_seconds())
-    folder, chosen = given.pop("resume_from"), common.chosen_options(given)
+    folder, chosen = common.to_resume(given.pop("resume_from")), common.chosen_options(given)
     watcher = Watcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
     config = None
     if folder is not None:
         how["rounds"] = chosen.pop("rounds", None)
-        others = chosen | {"config": config_file, "out": out}
+        others = chosen | {"config": config_file, "out": out, "overwrite": overwrite or None}
         common.refuse_beside_resume("run", others, "--rounds, --json and --quiet")
     else:
         if "from_run" in chosen:
             chosen["from_run"] = str(chosen["from_run"].absolute())
         config = make_config(**common.over_file(config_file, chosen))
         folder = out or common.fresh_folder(f"{config.method}-{config.data}")
+        if overwrite and (folder / "progress.json").exists():
+            now = StatusReader(folder).read()
+            if now.cells.get("running") and not (now.gone or now.silent):
+                raise ConfigError(f"another process works in '{folder}'; choose another --out")
     with common.stoppable(partial(_report_stop, folder)), watcher:
         if config is None:
             result = resume(folder, watcher, **how)
         else:
-            result = RunPlan(config, folder, watcher, **how).run()
+            result = RunPlan(config, folder, watcher, overwrite=overwrite, **how).run()
     common.show_results([result], result.out, as_json=as_json, quiet=quiet)
     if profile:
         common.make_console(stderr=as_json).print(profile_table(clock.read()))

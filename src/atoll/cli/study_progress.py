@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -59,14 +60,18 @@ class RunsWatcher(LiveProgress, StudyObserver, ABC):
 
 
 class StudyWatcher(RunsWatcher):
-    """Draws a study's progress, and how long the rest takes."""
+    """Draws a study's progress, and how long the rest takes; stops it after so many `seconds`."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
+    def __init__(self, console: Console, *, quiet: bool, seconds: float | None = None) -> None:
         columns = ("{task.description}", BarColumn(bar_width=20), "{task.fields[words]}")
         super().__init__(console, *columns, quiet=quiet)
         self.notes: set[str] = set()
         self.running: dict[str, float] = {}
         self.spoke = time.monotonic()
+        self.end = math.inf if seconds is None else self.began + seconds
+
+    def should_stop(self) -> bool:
+        return super().should_stop() or time.monotonic() > self.end
 
     def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
         self.runs, self.ended_runs = list(runs), 0

@@ -10,7 +10,6 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, Strings, command, option, repeatable
-from atoll.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atoll.studies.tune.result import TuningRequest
@@ -84,14 +83,11 @@ def _request(
     from atoll.studies.tune.result import TuningRequest
     from atoll.studies.tune.tuning import read_request
 
-    folder, chosen = given.pop("resume_from"), common.chosen_options(given)
+    folder, chosen = common.to_resume(given.pop("resume_from")), common.chosen_options(given)
     budget = {"trials": chosen.pop("trials")} if "trials" in chosen else {}
     if folder is not None:
-        if chosen or methods or config_file or out:
-            raise ConfigError(
-                "--resume goes on with a tuning as it was begun; leave out everything but "
-                "--trials, --jobs, --json and --quiet"
-            )
+        others = {**chosen, "methods": methods, "config": config_file, "out": out}
+        common.refuse_beside_resume("tuning", others, "--trials, --jobs, --json and --quiet")
         return msgspec.structs.replace(read_request(folder), **budget), folder
     about_search = chosen.keys() & {"preset", "search", "pruner", "seeds"}
     search = budget | {name: chosen.pop(name) for name in about_search}

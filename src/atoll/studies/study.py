@@ -106,7 +106,7 @@ def _prepare(
 
 def write_about(folder: Path, about: Mapping[str, object], runs: Sequence[object]) -> None:
     """Write study.json."""
-    text = json.dumps({**about, "cells": runs}, indent=2)
+    text = json.dumps({**about, "started_in": str(Path.cwd()), "cells": runs}, indent=2)
     write_atomically(folder / "study.json", text.encode())
 
 
@@ -116,7 +116,7 @@ def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> lis
     alone = True
     for run in runs:
         wished = study_run.on_gpu(run.config) if at_once is None else at_once
-        given = run.light or any(one is not None for one in (run.method, run.data, run.watch))
+        given = any(one is not None for one in (run.method, run.data, run.watch))
         before, alone = alone, not wished or given or read_outcome(folder, run) is not None
         if before or alone or study_run.why_apart(groups[-1][0].config, run.config):
             groups.append([run])

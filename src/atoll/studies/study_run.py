@@ -290,7 +290,10 @@ def run_program(
     # The runs are in memory together, so their federations need no limit.
     shared = FederationCache(sys.maxsize, make=settings.divide or Problem.divide)
     how: Json = {"resuming": True, "log": settings.log, "divide": shared}
-    plans = [RunPlan(run.config, settings.folder_of(run), observe(run), **how) for run in group]
+    plans = [
+        RunPlan(run.config, None if run.light else settings.folder_of(run), observe(run), **how)
+        for run in group
+    ]
     rows = [(plan, experiment) for plan in plans for experiment in plan.experiments()]
     experiments = [experiment for _, experiment in rows]
     if reason := why_one_by_one(experiments):
@@ -304,11 +307,13 @@ def run_program(
         or_not_at_all=True,
     )
     results = []
-    for plan in plans:
+    for plan, one in zip(plans, group, strict=True):
         own = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]
         if len(own) < plan.config.seeds:  # they were stopped before its turn came
             raise Stopped(plan.out, plan.config.seed, 0)
         results.append(plan.result(plan.seed_results(own)))
+        if one.light:
+            results[-1].save(settings.folder_of(one), tables=False)
     return results
 
 

@@ -30,12 +30,12 @@ from atoll.studies.reproduce.table import Wanted, averaged, named_run
 from atoll.studies.study_run import cost_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PRINTED = {"fedath": 456, "fediih": 852, "fedtad": 239, "gcfl": 78}
+PRINTED = {"fedath": 456, "fedaux": 72, "fediih": 852, "fedtad": 239, "gcfl": 78}
 
 
-def test_all_1625_printed_numbers_are_here() -> None:
+def test_all_1697_printed_numbers_are_here() -> None:
     assert {name: len(read_paper(name).printed) for name in PAPERS} == PRINTED
-    assert sum(PRINTED.values()) == 1625
+    assert sum(PRINTED.values()) == 1697
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -99,7 +99,13 @@ def test_every_table_and_figure_is_run_or_says_why_not(name: str, monkeypatch) -
 
 
 def test_numbers_of_tables_run_from_one_without_gaps() -> None:
-    counts = {"fedath": (9, 7), "fediih": (5, 4), "fedtad": (4, 5), "gcfl": (5, 8)}
+    counts = {
+        "fedath": (9, 7),
+        "fedaux": (1, 0),
+        "fediih": (5, 4),
+        "fedtad": (4, 5),
+        "gcfl": (5, 8),
+    }
     for name, (tables, figures) in counts.items():
         recipe = read_paper(name).recipe
         assert list(recipe.tables) == [str(n) for n in range(1, tables + 1)]
@@ -143,6 +149,15 @@ def test_settings_are_those_of_the_results_pages() -> None:
     pub = iih.config("Cora", "metis-overlap", "FED-PUB", clients=10)
     method = build_method(resolve(pub)[0], features=10, classes=3)
     assert (method.tau, method.epochs, method.net.layers, method.net.hidden) == (5, 1, 3, 128)
+    aux = read_paper("fedaux")
+    for dataset, budget in (("Cora", (100, 1)), ("Photo", (200, 2))):
+        for rules in ("", STRICT):
+            own = aux.config(dataset, "metis-nonoverlap", "FedAux", clients=10, rules=rules)
+            method = build_method(resolve(own)[0], features=10, classes=3)
+            assert (own.rounds, method.epochs) == budget
+            assert (method.score, method.sigma, method.alpha) == ("maxnorm", 1.0, 10.0)
+            assert (method.net.layers, method.net.hidden) == (3, 256)
+            assert method.optimizer.weight_decay == 1e-6
     arxiv = iih.config("ogbn-arxiv", "metis-nonoverlap", "Local", clients=5)
     assert arxiv.ratios == (0.05, 0.475, 0.475)
 

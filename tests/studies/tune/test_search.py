@@ -90,6 +90,36 @@ def test_what_another_network_lacks_is_left_out_and_said() -> None:
     assert "dropout is not searched, because net has none" in notes[0]
 
 
+OWN = """
+from dataclasses import dataclass
+from atoll import Averaging, Real, USUAL
+@dataclass(frozen=True)
+class Mine(Averaging):
+    mu: float = 0.1
+@dataclass(frozen=True)
+class Searched(Mine):
+    space = {**USUAL, "mu": Real(0.1, 1)}
+"""
+
+
+def test_fields_of_an_own_method_without_a_range_are_named(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "tune_own_fields.py"
+    path.write_text(OWN)
+    asked = make_config(method=f"{path}:Mine")
+    found, notes = space_of(asked, resolve(asked)[0], "node")
+    assert "mu" not in found
+    why = "mu is not searched, because `space` has no range for it; add --search mu=LOW..HIGH"
+    assert notes == [f"{path}:Mine: {why}"]
+    assert why in caplog.text  # at once, not after hours
+    for name, search in (("Searched", {}), ("Mine", {"mu": Real(0.1, 1)})):
+        asked = make_config(method=f"{path}:{name}")
+        found, notes = space_of(asked, resolve(asked)[0], "node", None, search)
+        assert "mu" in found
+        assert notes == []
+    asked = make_config(method=f"{path}:Mine", set={"mu": 0.3})
+    assert space_of(asked, resolve(asked)[0], "node")[1] == []
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -29,7 +29,7 @@ from atoll.experiment.hardware import choose_device
 from atoll.experiment.history import metric_of, positive_of
 from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
-from atoll.methods import METHODS
+from atoll.methods import METHODS, method_name
 from atoll.studies.baselines import BASELINES, SHORTHANDS, as_method, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.study_run import Json, StudyRun, read_outcome
@@ -196,7 +196,7 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
     """`fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or `my_method.py:Mine:mu=0.1`."""
     before, others = text.partition("=")[0], {*BASELINES, *SHORTHANDS}
     name, colon, _ = before.rpartition(":")
-    known = name.lower() in METHODS or name.lower() in others
+    known = method_name(name) in METHODS or name.lower() in others
     if method is not None or text.lower() in others or (before == text and not known):
         return _plain_arm(label, text, {}, method)
     settings: dict[str, Value] = {}

@@ -72,10 +72,8 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         if row.finished and row.scored == POOLED and row.method not in table.best
     ]
     if not (apart := [test for test in table.tests if test.different]):
-        found.append(
-            f"All differences from {table.reference} are within the noise: on {_where(table)}, no "
-            "method can be called better or worse than it."
-        )
+        few = f"{counted(table.seeds, 'seed')} are too few to call any method"
+        found.append(f"On {_where(table)}, {few} better or worse than {table.reference}.")
     for better, word in ((False, "better"), (True, "worse")):
         tests = [test for test in apart if (test.difference > 0) == better]
         if names := [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]:
@@ -111,20 +109,20 @@ def _which_test(table: ComparisonTable, alpha: float) -> list[str]:
 def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
-    begin = f"{test.name} cannot be told from {test.against}: "
+    begin = f"For {test.name} against {test.against}, "
     if test.by == "t" and (test.std or 0.0) < 1e-9:
         return begin + (
             f"all {test.pairs} differences are {_points(test.difference)}, so that there is no "
             "spread to measure by; more seeds would tell."
         )
-    begin += (
-        f"{_points(test.difference, test.std)} is within the noise of "
-        f"{counted(table.seeds, 'seed')} ({p_text(test.p, alpha)}); "
-    )
     needed = test.needed or statistics.MOST_PAIRS
     seeds = max(table.seeds + 1, math.ceil(needed / table.problems))
     about = "more than" if test.needed is None else "about"
-    return begin + f"a difference of this size and spread would take {about} {seeds} seeds to show."
+    found = f"{_points(test.difference, test.std)} ({p_text(test.p, alpha)})"
+    return begin + (
+        f"{counted(table.seeds, 'seed')} are too few to tell: {found}; {about} {seeds} seeds would "
+        "show a difference of this size and spread."
+    )
 
 
 def _scored_models(table: ComparisonTable) -> list[str]:
@@ -183,11 +181,11 @@ def _heading(table: ComparisonTable) -> str:
 
 def caption(tables: Sequence[ComparisonTable], reference: str | None) -> str:
     """How to read the tables."""
-    told = f"told from {reference}" if reference else "told from the best"
+    told = f"distinguishable from {reference or 'the best'}"
     several = any(table.seeds > 1 for table in tables)
     spread = "mean ± standard deviation over seeds; " if several else ""
     return (
-        f"Test scores in percent, {spread}bold: the best, ≈: cannot be {told}. rank: mean over "
+        f"Test scores in percent, {spread}bold: the best, ≈: not {told}. rank: mean over "
         "seeds, 1 is best; gap: in points; p: two-sided, Holm-corrected over the table; MB: what "
         "training moved in a round, up and down."
     )
@@ -244,7 +242,7 @@ def comparison_latex(
     text = (
         f"Test {tables[0].metric.replace('_', ' ')} in percent, mean ± standard deviation over "
         f"{counted(tables[0].seeds, 'seed')}; the same partitions and seeds for all methods. Bold: "
-        "best; ≈: not told "
+        "best; ≈: not distinguishable "
         f"from {request.against or 'the best'} at {request.alpha:g} ({by}, Holm-corrected)."
     )
     if any(row.points > 1 for table in tables for row in table.rows):

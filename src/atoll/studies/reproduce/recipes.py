@@ -23,7 +23,7 @@ from atoll.data.public.registry import plain_name, sets_of_group
 from atoll.experiment.config import RECIPES, RunConfig, make_config, read_config, resolve
 from atoll.studies.baselines import BASELINES, as_trained
 
-PAPERS = ("fedath", "fediih", "fedtad", "gcfl")
+PAPERS = ("fedath", "fedaux", "fediih", "fedtad", "gcfl")
 STRICT = "strict"
 TUNED = RECIPES / "tuned.toml"
 
@@ -43,6 +43,7 @@ class DataRecipe(_Part, frozen=True):
     """How a paper's data set is called here, what it needs, and more by the number of clients."""
 
     data: str = ""
+    run: Options = {}
     ratios: tuple[float, float, float] | None = None
     with_clients: dict[str, Options] = {}  # under the paper's protocol
 
@@ -197,7 +198,7 @@ class Paper:
         options: Options = {"data": data, "protocol": self.recipe.protocol, "clients": clients}
         options["ratios"] = self.recipe.data[dataset].ratios
         options["objects"] = ("method",) if own.run.get("method") in BASELINES else ()
-        layers = [part.run for part in parts]
+        layers = [*(part.run for part in parts), self.recipe.data[dataset].run]
         layers += [_of_file(part.file, data, own.settings_of_file) for part in parts]
         layers += [self.choice(dataset, method) if tuned else {}]
         layers += [own.run, *(own.with_.get(part, {}) for part in names)]

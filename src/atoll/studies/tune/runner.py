@@ -254,7 +254,7 @@ def _divide_without_test(problem: Problem, seed: int) -> Division:
     if not any(graph.val.sum() > 0 for graph in blind.graphs):
         lacking = f"no client of '{problem.config.data}' has validation data to tune on"
         raise DataError(f"{lacking}; choose another --split")
-    return replace(made, federation=blind)
+    return replace(made, federation=blind, newcomer=None, whole=None)
 
 
 @dataclass

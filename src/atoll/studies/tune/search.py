@@ -159,6 +159,11 @@ def space_of(
             raise unknown(f"hyper-parameter of {name}", key, known)
         else:
             notes.append(f"{name}: {key} is not searched, because {' and '.join(chose)} has none")
+    own = vars(cls).get("__annotations__", {}) if "space" not in vars(cls) and ":" in name else {}
+    for key in (key for key in own if key in known - fixed and key not in space):
+        why = f"is not searched, because `space` has no range for it; add --search {key}=LOW..HIGH"
+        notes.append(f"{name}: {key} {why}")
+        logging.getLogger(__name__).warning(notes[-1])  # a search may take hours
     if not space:
         raise ConfigError(f"{name} has nothing left to search; leave out a --set, or add --search")
     _check_values(config, task, space)

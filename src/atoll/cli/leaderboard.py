@@ -1,0 +1,165 @@
+"""`atoll leaderboard`: every method on every set under one rule, in pieces, with a page."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from atoll.cli import common, options
+from atoll.cli.options import PATH, command, option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.studies.leaderboard.leagues import Entry
+    from atoll.studies.leaderboard.rows import Key, Row
+
+DATA = "Sets of the league, other data sets or paths; several with commas.  [default: the league's]"
+METHODS = (
+    "Methods of the league, or others with settings (fedprox:mu=1), with commas.  [default: all]"
+)
+PARTS = "Partitions of the league, with commas.  [default: all that fit the data]"
+CSV = "The rows: those that it has are not run again, new ones are added as they end."
+REFERENCE = "reef"
+OUT = "Keep whole runs there, so that a stopped one continues.  [default: keep only the rows]"
+
+
+@command(
+    "Rank every method on every data set, under one rule.",
+    option("--league NAME,...", "defaults, tuned or ablation.", default="defaults"),
+    option("--methods NAME,...", METHODS),
+    option("--data NAME,...", DATA),
+    option("--partitions NAME,...", PARTS),
+    option("--seeds N", "Seeds of every run.  [default: the league's]", int),
+    option("--rounds R", "Rounds.  [default: 100]", int),
+    option("--epochs E", "Local epochs per round.  [default: 3]", int),
+    option("--against METHOD", f"Test the others against this one.  [default: {REFERENCE}]"),
+    option("--minutes M", "Stop then; the same command continues.  [default: never]", float),
+    option("--csv FILE", CSV, PATH, default="leaderboard.csv", name="path"),
+    option("--page FILE", "Write a page (Markdown) from all rows of the file.", PATH),
+    option("--out DIR", OUT, PATH),
+    option("--dry-run", "List the runs and their rough time; run nothing."),
+    options.DATA_ROOT,
+    options.DEVICE,
+    options.JOBS,
+    options.QUIET,
+    example="atoll leaderboard --data cornell --methods reef,fedavg,fedprox --seeds 3",
+)
+def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **given: Any) -> None:
+    """Run the rows of a league that FILE lacks, and print where every method stands.
+
+    A row is one method on one set and partition, over all seeds. It counts as known if FILE has it
+    with the same configuration, defaults included. With --minutes 0 nothing is run.
+    """
+    from atoll.core.errors import check_name
+    from atoll.core.files import write_atomically
+    from atoll.present.tables import check_file
+    from atoll.studies.compare.plan import split_names
+    from atoll.studies.leaderboard.leagues import Wanted, plan_league, read_leagues
+    from atoll.studies.leaderboard.page import page_text
+    from atoll.studies.leaderboard.rows import read_rows
+
+    how = common.pop(given, "minutes", "out", "jobs", "quiet")
+    texts = common.pop(given, "methods", "data", "partitions")
+    lists = {name: split_names(text) if text else [] for name, text in texts.items()}
+    reference, seeds = common.pop(given, "against", "seeds").values()
+    wanted = Wanted(**lists, seeds=seeds, options=common.chosen_options(given))
+    for file in (file for file in (path, page) if file is not None):
+        check_file(file)
+    plans = [plan_league(name, wanted) for name in split_names(league)]
+    entries = [entry for found, _ in plans for entry in found]
+    notes, rows = [note for _, own in plans for note in own], read_rows(path)
+    if reference is not None:
+        check_name(
+            "method to test against", reference, {one.run.labels["method"] for one in entries}
+        )
+    console, failed = common.make_console(), list[str]()
+    if dry_run:
+        _show_plan(console, entries, rows, notes)
+        return
+    if not how["quiet"]:
+        common.print_notes(console, notes)
+    if how["minutes"] != 0:
+        _run(console, entries, path, failed, **how)
+        rows = read_rows(path)
+    if not how["quiet"]:
+        _show(
+            console, [rows[one.key] for one in entries if one.key in rows], reference or REFERENCE
+        )
+    if page is not None:
+        text = page_text(list(rows.values()), read_leagues(), reference or REFERENCE)
+        write_atomically(page, text.encode())
+    known = sum(one.is_known(rows) for one in entries)
+    click.echo(f"{known} of {len(entries)} rows are in {path}", err=True)
+    for problem in failed:
+        click.echo(f"failed: {problem}", err=True)
+    if failed:
+        click.get_current_context().exit(1)
+
+
+def _run(
+    console: Console,
+    entries: Sequence[Entry],
+    path: Path,
+    failed: list[str],
+    *,
+    minutes: float | None,
+    quiet: bool,
+    **how: Any,
+) -> None:
+    """Run what is lacking, for so long."""
+    from atoll.cli.study_progress import StudyWatcher
+    from atoll.experiment.run import Stopped
+    from atoll.studies.leaderboard.runner import run_entries
+
+    def report(stop: BaseException) -> None:
+        click.echo("stopped; finished rows are kept, and the same command continues", err=True)
+
+    seconds = None if minutes is None else 60 * minutes
+    watcher = StudyWatcher(console, quiet=quiet, seconds=seconds)
+    with common.stoppable(report), watcher:
+        try:
+            run_entries(entries, path, failed, observer=watcher, **how)
+        except Stopped as stop:
+            if watcher.stopping:  # by the user
+                raise
+            report(stop)
+
+
+def _show_plan(
+    console: Console, entries: Sequence[Entry], rows: Mapping[Key, Row], notes: Sequence[str]
+) -> None:
+    """A line for each set and partition, and the time for everything that is lacking."""
+    from atoll.present.tables import layout, make_table, quiet
+    from atoll.present.terminal import counted, duration
+    from atoll.studies.study_run import cost_of
+
+    lines, whole, count = list[list[object]](), 0.0, 0
+    for key, group in itertools.groupby(entries, lambda one: one.key[:3]):
+        own = list(group)
+        lacking = [one for one in own if not one.is_known(rows)]
+        runs = [run for one in lacking for run in (one.run, *one.trials.values())]
+        seconds = sum(cost_of(run.config) for run in runs)
+        lines.append([*key, len(own), len(runs), duration(seconds) if runs else "none"])
+        whole, count = whole + seconds, count + len(runs)
+    table = make_table(("league", "data", "partition", "rows", "runs", "time"), lines, left=3)
+    total = f"{counted(len(entries), 'row')}, {counted(count, 'run')} to do, {duration(whole)} of "
+    total += "one process by rough costs; several processes share the work."
+    console.print(layout([table, quiet(total), *map(quiet, notes)]))
+
+
+def _show(console: Console, rows: Sequence[Row], reference: str) -> None:
+    from atoll.present.terminal import noted_table
+    from atoll.studies.leaderboard.leagues import read_leagues
+    from atoll.studies.leaderboard.page import league_tables
+
+    recipe = read_leagues()
+    for name, league in recipe.leagues.items():
+        for group, tables in league_tables(rows, recipe, name, reference):
+            console.print(f"[bold]{league.title}: {group}[/]\n")
+            for table in tables:
+                console.print(noted_table(table))

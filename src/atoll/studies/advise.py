@@ -1,0 +1,344 @@
+"""`atoll advise`: which method suits a federation, by a short race on validation nodes.
+
+No test node is read: clients race without test roles and test labels. The validation nodes of every
+client are cut into two halves. In the race a run picks its round on the first half, and its score
+is that of the second; the best mean over the race's seeds wins. Then the winner and the references
+run on fresh seeds with the halves exchanged. Only these runs estimate the gains, on nodes that gave
+no score in the race. All gains are reported whatever they are, so that no choice flatters them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from atoll.core.errors import ConfigError, DataError
+from atoll.core.federation import Federation, LazyGraphs, each
+from atoll.core.graph import Graph
+from atoll.data.measure.heterogeneity import describe
+from atoll.experiment.baseline import without_test
+from atoll.experiment.config import make_config, resolve, run_command
+from atoll.experiment.metrics import label_of
+from atoll.experiment.problem import Division, FederationCache, Problem
+from atoll.methods import method_class
+from atoll.present.tables import Column, Part, make_table
+from atoll.present.terminal import counted
+from atoll.studies.compare.plan import ComparisonRequest, make_runs, named_arms
+from atoll.studies.compare.statistics import PairedTest, against
+from atoll.studies.study import run_study
+from atoll.studies.study_run import Json, StudyObserver, StudyRun
+from atoll.studies.tune.result import safe_name
+
+CANDIDATES = ("local", "fedavg", "fedprox", "fedpub", "fedsage", "reef")
+"""The methods that race unless the user names others."""
+REFERENCES = ("local", "fedavg")  # training alone and plain federation, which always race
+MINUTES = 3.0
+PROBE = 3  # rounds that measure a candidate's speed
+FEWEST_ROUNDS = 10  # of a race, unless fewer are asked for
+RACE = (1, 2)  # seeds of all candidates, and further seeds of the better half
+FRESH = (3, 5)  # seeds of the estimate: the fewest, and those that the plan counts with
+MOST = 4  # the most by which these seeds are multiplied if there is time
+LARGE = 300_000  # directed edges above which only sizes are measured
+Costs = dict[str, tuple[float, float]]  # seconds of a seed before its rounds, and of a round
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The result of `advise`."""
+
+    data: str
+    looks: Json  # sizes, and how the clients differ
+    metric: str
+    race: tuple[Json, ...]  # for each candidate: score, seeds, seconds of a seed, why it left
+    winner: str  # of the race
+    choice: str  # the recommended method: the winner, or the better reference
+    gains: tuple[PairedTest, ...]  # on fresh seeds: winner over references, fedavg over local
+    rounds: int  # of every run
+    wanted: int  # rounds of the recommended command
+    settings: Json  # hyper-parameters of the recommended method
+    command: str
+    notes: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """The recommendation and its reasons, in plain words."""
+        of = {(test.name, test.against): test for test in self.gains}
+        rounds = f"{self.rounds} of {self.wanted} rounds"
+        said = [f"Recommended: {self.choice}, after a race of {rounds}."]
+        for over, meaning in zip(REFERENCES, (" (training alone)", ""), strict=True):
+            if (test := of.get((self.choice, over))) is not None:
+                gain = f"Expected gain over {over}{meaning}: {_points(test, self.metric)}"
+                said.append(f"{gain}, from {counted(test.pairs, 'fresh seed')}.")
+        if self.winner not in (*REFERENCES, self.choice):
+            thin = _too_few(of[self.winner, self.choice], self.metric)
+            said.append(f"{self.winner} won the race, but {thin}")
+        plain = of["fedavg", "local"]
+        if self.choice in REFERENCES and plain.low <= 0 <= plain.high:
+            said.append(_too_few(plain, self.metric))
+        elif self.choice == "local":
+            loss = _points(plain, self.metric)
+            said.append(f"Federating does not help here: fedavg against local has {loss}.")
+        return said
+
+    def parts(self) -> list[Part]:
+        """What `atoll advise` prints."""
+        size = "{clients} clients of {smallest} to {largest} {items}, {classes} classes"
+        known = {"homophily": "homophily {:.2f}", "label_divergence": "label divergence {:.2f}"}
+        known["edges_lost"] = "{:.1%} of all edges lost between clients"
+        facts = [text.format(self.looks[key]) for key, text in known.items() if key in self.looks]
+        first = ", ".join([f"\n{self.data}: {size.format(**self.looks)}", *facts])
+        names = ("method", label_of(self.metric), "seeds", "s/seed", Column("", "left", wrap=True))
+        keys = {"method": "{}", "score": "{:.1f}", "seeds": "{}", "seconds": "{:.1f}"}
+        rows = [
+            [text.format(row[key]) if key in row else None for key, text in keys.items()]
+            for row in self.race
+        ]
+        rows = [[*cells, row["state"]] for cells, row in zip(rows, self.race, strict=True)]
+        told = "\n".join([*self.sentences(), *self.notes])
+        return [f"{first}.\n", make_table(names, rows), f"\n{told}"]
+
+
+def _points(test: PairedTest, metric: str) -> str:
+    mean, low, high = (f"{100 * value:+.1f}" for value in (test.difference, test.low, test.high))
+    return f"{mean} points of {label_of(metric)}, 95% interval {low} to {high}"
+
+
+def _too_few(test: PairedTest, metric: str) -> str:
+    more = f"; about {test.needed} seeds would show such a difference" if test.needed else ""
+    few = f"{test.pairs} seeds are too few to tell {test.name} from {test.against}"
+    return f"{few}: {_points(test, metric)}{more}."
+
+
+def advise(
+    candidates: Sequence[str] = CANDIDATES,
+    *,
+    minutes: float = MINUTES,
+    observer: StudyObserver | None = None,
+    **options: Any,
+) -> Advice:
+    """Race some methods on a federation, and recommend one.
+
+    Args:
+        candidates: Names, also with settings: `fedprox:mu=0.1`. `REFERENCES` always race.
+        minutes: How long it may take, about.
+        observer: Is notified of progress.
+        **options: Data, division, rounds, seed, metric and device, as in `RunConfig`.
+    """
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"minutes is {minutes:g}; give a number above 0")
+    with TemporaryDirectory(prefix="atoll-advise-") as folder:
+        race = _Race(options, minutes, Path(folder), observer or StudyObserver())
+        race.enter(candidates)
+        return race.run()
+
+
+class _Race:
+    """A race under way: the candidates' runs, and a row of the table for each."""
+
+    def __init__(
+        self, options: Json, minutes: float, folder: Path, observer: StudyObserver
+    ) -> None:
+        self.end, self.minutes = time.monotonic() + 60 * minutes, minutes
+        self.options, self.folder, self.observer = options, folder, observer
+        self.problem = Problem.of(make_config(**options))
+        self.seed = self.problem.config.seed
+        self.wanted = self.problem.config.rounds or self.problem.rules.rounds
+        self.halves = [FederationCache(make=partial(halved, swapped=way)) for way in (False, True)]
+        self.first = self.halves[0](self.problem, self.seed).federation
+        self.runs: dict[str, StudyRun] = {}
+        self.rows: dict[str, Json] = {}
+
+    def enter(self, candidates: Sequence[str]) -> None:
+        """Check every candidate; one that cannot do the task stays out with the reason."""
+        names = [*REFERENCES, *(name for name in candidates if name not in REFERENCES)]
+        request = ComparisonRequest(
+            methods={label: str(name) for label, name in named_arms(names).items()},
+            data=(self.problem.config.data,),
+            clients=(self.options.get("clients"),),
+            options={k: v for k, v in self.options.items() if k not in ("data", "clients")},
+        )
+        for run in make_runs(request, {}, {}):
+            name, task = run.labels["method"], self.first.task
+            self.rows[name] = {"method": name, "state": ""}
+            if run.method is not None:
+                raise ConfigError(f"'{name}' is a baseline; give a method (see `atoll methods`)")
+            if task.name not in method_class(run.config.method).tasks:
+                self.rows[name]["state"] = f"left out: it does not classify {task.plural}"
+                continue
+            resolve(run.config)
+            self.runs[name] = run
+
+    def run(self) -> Advice:
+        """Race, estimate, recommend."""
+        costs: Costs = {}
+        for name, found in self._play("probe", list(self.runs), PROBE, 0, 1).items():
+            costs[name] = found["seconds"]["setup"], found["seconds"]["per_round"]
+            self.rows[name]["seconds"] = _seconds(costs[name], self.wanted)
+        left = self.end - time.monotonic()
+        rounds, times = plan(costs, self.wanted, left, self.minutes)
+        winner = self._winner(list(costs), rounds, times)
+        finals, fresh = list(dict.fromkeys([*REFERENCES, winner])), MOST * sum(RACE)
+        one_seed = sum(_seconds(costs[name], rounds) for name in finals)
+        seeds = int((self.end - time.monotonic()) / one_seed)
+        seeds = min(max(seeds, FRESH[0]), MOST * FRESH[1])
+        tested = self._play("fresh", finals, rounds, fresh, seeds)
+        gains = gains_of(winner, {name: np.array(self._scores(tested[name])) for name in finals})
+        choice, later = choose(winner, gains), self.halves[1](self.problem, self.seed + fresh)
+        fixed = "every seed has the same training nodes, so the intervals cover only the chance"
+        notes = (f"Note: {fixed} of training.",) if _same(self.first, later.federation) else ()
+        return Advice(
+            data=self.problem.config.data,
+            looks=look(self.first),
+            metric=self.metric,
+            race=tuple(self.rows.values()),
+            winner=winner,
+            choice=choice,
+            gains=gains,
+            rounds=rounds,
+            wanted=self.wanted,
+            settings=tested[choice]["hyperparameters"],
+            command=run_command(self.runs[choice].config),
+            notes=notes,
+        )
+
+    def _winner(self, names: list[str], rounds: int, times: float) -> str:
+        """The best mean score; after the first seeds the worse half leaves."""
+        scores: dict[str, list[float]] = {name: [] for name in names}
+        start, kept = 0, names
+        for stage, seeds in enumerate((round(times * count) for count in RACE), 1):
+            found = self._play(f"race-{stage}", kept, rounds, start, seeds)
+            start += seeds
+            for name, summary in found.items():
+                scores[name] += self._scores(summary)
+                mean = 100 * float(np.mean(scores[name]))
+                self.rows[name] |= {"score": mean, "seeds": start, "state": "stopped"}
+            kept = sorted(found, key=lambda name: -self.rows[name]["score"])
+            kept = kept[: math.ceil(len(kept) / 2)]
+        self.rows[kept[0]]["state"] = "won"
+        return kept[0]
+
+    def _play(
+        self, stage: str, names: Sequence[str], rounds: int, after: int, seeds: int
+    ) -> dict[str, Json]:
+        """The results of methods on some seeds; one that fails leaves the race."""
+        how: Json = {"seed": self.seed + after, "seeds": seeds, "rounds": min(rounds, self.wanted)}
+        runs, found = [], {}
+        for name in names:
+            run = self.runs[name]
+            config = msgspec.structs.replace(run.config, **how)
+            runs.append(replace(run, name=f"{stage}-{safe_name(name)}", config=config, light=True))
+        about, seen = {"kind": "advise"}, StudyObserver() if stage == "probe" else self.observer
+        halves = self.halves[stage == "fresh"]
+        for one in run_study(self.folder, runs, about=about, observer=seen, federations=halves):
+            name = one.run.labels["method"]
+            if one.summary is not None:
+                found[name] = one.summary
+            elif name in REFERENCES or stage == "fresh":
+                raise one.cause or DataError(one.error)
+            else:
+                self.rows[name]["state"] = f"left out: {one.error}"
+        return found
+
+    def _scores(self, summary: Json) -> list[float]:
+        """The scores of a run on the half that picked nothing, one for each seed."""
+        own, metrics = summary["metric"], summary["metrics"]
+        self.metric = own if f"test_{own}" in metrics else "accuracy"
+        scores: list[float] = metrics[f"test_{self.metric}"]["per_seed"]
+        if len(scores) < summary["seeds"]:
+            few = f"there are too few validation {self.first.task.plural}"
+            raise DataError(f"{few} for {self.metric} in every seed; choose another --metric")
+        return scores
+
+
+def _seconds(cost: tuple[float, float], rounds: int) -> float:
+    return cost[0] + rounds * cost[1]
+
+
+def _same(one: Federation, other: Federation) -> bool:
+    """Whether all clients have the same training nodes."""
+    pairs = zip(one.graphs, other.graphs, strict=False)
+    return len(one) == len(other) and all(torch.equal(a.train, b.train) for a, b in pairs)
+
+
+def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
+    """The clients of a seed, without test nodes; half of the validation nodes are scored instead.
+
+    The half of a node depends only on its number: runs with exchanged halves score no node that
+    the others score, in whichever seeds and clients. `swapped` exchanges them.
+    """
+    made = problem.divide(seed)
+
+    def cut(graph: Graph) -> Graph:
+        ids = graph.ids.long().numpy()
+        drawn = np.random.default_rng(0).random(int(ids.max(initial=0)) + 1)[ids]
+        scored = torch.from_numpy((drawn < 0.5) != swapped).to(graph.val)
+        return replace(graph, val=graph.val * (1 - scored), test=graph.val * scored)
+
+    blind = without_test(made.federation)
+    blind = replace(blind, graphs=each(cut, blind.graphs))
+    counts = [(graph.val.sum(), graph.test.sum()) for graph in blind.graphs]
+    if not all(sum(half) for half in zip(*counts, strict=True)):
+        few = f"'{problem.config.data}' has too few validation {blind.task.plural}"
+        raise DataError(f"{few} to choose a method; choose another --split or --ratios")
+    return replace(made, federation=blind, newcomer=None, whole=None)
+
+
+def plan(costs: Costs, wanted: int, left: float, minutes: float) -> tuple[int, float]:
+    """Rounds of every run, at most `wanted`, and by how much the seeds are multiplied."""
+    dear = sorted(costs.values(), key=lambda cost: -_seconds(cost, wanted))
+    finals = [dear[0], *(costs[name] for name in REFERENCES)]
+    seeds = [*dear * RACE[0], *dear[: math.ceil(len(dear) / 2)] * RACE[1], *finals * FRESH[1]]
+    setup, per_round = (sum(part) for part in zip(*seeds, strict=True))
+    rounds, least = int((left - setup) / per_round), min(FEWEST_ROUNDS, wanted)
+    if rounds < least:
+        needed = math.ceil(minutes + (setup + least * per_round - left) / 60)
+        few = f"{minutes:g} minutes are too few for {counted(least, 'round')} of every candidate"
+        raise ConfigError(f"{few}; give --minutes {needed}, or fewer --candidates")
+    times = left / (setup + wanted * per_round)
+    return min(rounds, wanted), min(max(times, 1.0), MOST)
+
+
+def gains_of(winner: str, fresh: Mapping[str, np.ndarray]) -> tuple[PairedTest, ...]:
+    """The winner over the references, and fedavg over local, seed by seed."""
+    pairs = [(winner, over) for over in REFERENCES if winner not in REFERENCES]
+    pairs.append(("fedavg", "local"))
+    return tuple(against(over, {name: fresh[name], over: fresh[over]})[0] for name, over in pairs)
+
+
+def choose(winner: str, gains: Sequence[PairedTest]) -> str:
+    """The winner if its whole interval over the better reference is above zero; else that one."""
+    of = {(test.name, test.against): test for test in gains}
+    simplest = "fedavg" if of["fedavg", "local"].difference > 0 else "local"
+    better = winner not in REFERENCES and of[winner, simplest].low > 0
+    return winner if better else simplest
+
+
+def look(federation: Federation) -> Json:
+    """Sizes and, for one graph that is not too large, homophily and how the clients differ."""
+    graphs, task = federation.graphs, federation.task
+    sizes = [int(graph.size("nodes")) for graph in graphs]
+    found: Json = {"clients": len(sizes), "smallest": min(sizes), "largest": max(sizes)}
+    found |= {"items": task.plural, "classes": federation.classes}
+    lazy = task.many_graphs or isinstance(graphs, LazyGraphs)
+    if lazy or sum(graph.edges.shape[1] for graph in graphs) > LARGE:
+        return found
+    told = describe(federation, shape=False)  # the labels of test nodes are hidden from it
+    same = np.nansum(told.homophily * told.edges) / max(told.edges.sum(), 1)
+    apart = told.label_divergence[np.triu_indices(len(sizes), 1)]
+    measured = {"homophily": same, "edges_lost": told.edges_lost_share}
+    measured["label_divergence"] = np.nanmean(apart) if np.isfinite(apart).any() else math.nan
+    return found | {k: float(v) for k, v in measured.items() if np.isfinite(v)}
+
+
+def summary(found: Advice) -> Json:
+    """The object that `--json` prints."""
+    return {"kind": "advise", **asdict(found), "sentences": found.sentences()}

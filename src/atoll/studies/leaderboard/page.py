@@ -1,0 +1,113 @@
+"""The page of the leaderboard, written from its rows alone: `atoll leaderboard --page FILE`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from atoll.present.tables import Table, markdown
+from atoll.studies.compare.statistics import ALPHA
+from atoll.studies.leaderboard.leagues import DEVELOPMENT, GROUPS, Recipe
+from atoll.studies.leaderboard.rows import Row
+from atoll.studies.leaderboard.standings import (
+    against_table,
+    rank_methods,
+    rank_table,
+    result_tables,
+    rows_of,
+)
+
+RIVALS = 5  # that the command for another set names
+HEAD = "<!-- Written by `atoll leaderboard --page FILE`, which tests hold to leaderboard.csv. -->"
+ROWS = """\
+[leaderboard.csv](leaderboard.csv) has every row with its command and every seed's score.
+A click on a heading sorts a table."""
+
+
+def league_tables(
+    rows: Sequence[Row], recipe: Recipe, league: str, reference: str
+) -> Iterator[tuple[str, list[Table]]]:
+    """For each group of sets: ranks, tests and the scores by partition."""
+    for group in GROUPS:
+        if own := rows_of(rows, recipe, league, group):
+            both = rank_table(own, recipe), against_table(own, reference)
+            yield group, [*(one for one in both if one is not None), *result_tables(own, recipe)]
+
+
+def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> str:
+    """The first method on the development sets, and the methods that the reference beats."""
+    title = recipe.leagues[league].title
+    found = rank_methods(rows_of(rows, recipe, league, DEVELOPMENT))
+    if found is None:
+        return f"League *{title}*: not run yet on the development sets."
+    low, high = found.intervals[:, 0]
+    first = f"{found.methods[0]} is first by mean rank, {found.mean_ranks[0]:.1f} of "
+    first += f"{len(found.methods)} (95 % interval {low:.1f} to {high:.1f}, {found.sets} sets)"
+    if not (tests := found.tests(reference)):
+        return f"League *{title}*: {first}; {reference} was not run."
+    beaten = [test for test in tests if test.different and test.difference < 0]
+    better = [test.name for test in tests if test.different and test.difference > 0]
+    alike = [test.name for test in tests if not test.different]
+    second = f"{reference} is better than {len(beaten)} of {len(tests)} other methods"
+    second += f" (p < {ALPHA}, Holm-corrected)"
+    second += f", not distinguishable from {', '.join(alike)}" if alike else ""
+    second += f", and worse than {', '.join(better)}" if better else ""
+    return f"League *{title}*: {first}; {second}."
+
+
+def page_text(rows: Sequence[Row], recipe: Recipe, reference: str = "reef") -> str:
+    """The whole page, in Markdown; rows with other rounds or epochs than the recipe's stay out."""
+    run = recipe.run
+    own = [row for row in rows if (row.rounds, row.epochs) == (run["rounds"], run["epochs"])]
+    lines = ["# Leaderboard", "", HEAD, ""]
+    lines += [f"- {answer(own, recipe, name, reference)}" for name in recipe.leagues]
+    if not own:
+        lines[4:] = ["**Not run yet**: there are no rows, and so no ranking."]
+    sets = [name for name, one in recipe.sets.items() if one.development]
+    frozen = f"was frozen in commit {recipe.frozen}" if recipe.frozen else "is not frozen yet"
+    lines += [
+        "",
+        f"Protocol `{run['protocol']}`, {run['rounds']} rounds of {run['epochs']} epochs.",
+        "Seeds vary partition, split and initialisation.",
+        "Test scores of the development sets were seen while Reef was designed:",
+        f"{', '.join(sets)}.",
+        f"Reef's design {frozen}; scores of the further sets count only after that.",
+        "",
+        *([ROWS, ""] if own else []),
+    ]
+    for name in recipe.leagues:
+        lines += _league(own, recipe, name, reference)
+    return "\n".join([*lines, *_another_set(own, recipe, reference), ""])
+
+
+def _console(why: str, *commands: str) -> list[str]:
+    shown = [f"$ {command}" for command in commands]
+    return [f"<!-- not run: {why} -->", "```console", *shown, "```", ""]
+
+
+def _league(rows: Sequence[Row], recipe: Recipe, name: str, reference: str) -> Iterator[str]:
+    league = recipe.leagues[name]
+    seeds = ", ".join(f"{count} for {part}" for part, count in league.seeds.items())
+    yield from (f"## {league.title}", "", league.about, f"Seeds: {seeds}.", "")
+    yield from _console("a GPU and data", f"atoll leaderboard --league {name} --minutes 20")
+    own = [row for row in rows if row.league == name]
+    if not own:
+        yield from ("Not run yet.", "")
+        return
+    yield from ("One row of each partition by itself:", "")
+    yield from _console("data", *{row.partition: row.command for row in own}.values())
+    for group, tables in league_tables(own, recipe, name, reference):
+        yield from (f"### {league.title}: {group}", "")
+        for table in tables:
+            yield from ('<div class="sortable" markdown>', "", markdown(table), "</div>", "")
+
+
+def _another_set(rows: Sequence[Row], recipe: Recipe, reference: str) -> Iterator[str]:
+    """The command that runs the reference and its best rivals on another set."""
+    found = rank_methods(rows_of(rows, recipe, next(iter(recipe.leagues)), DEVELOPMENT))
+    rivals = [name for name in found.methods if name != reference][:RIVALS] if found else []
+    words = f"{reference} and its {len(rivals)} best rivals" if rivals else "some methods"
+    names = ",".join([reference, *(rivals or ["fedavg", "fedprox"])])
+    yield from ("## Another set", "")
+    yield from (f"This runs {words} on another set; your own data are a path.", "")
+    command = f"atoll leaderboard --data tolokers --methods {names} --data-root DIR"
+    yield from _console("data", f"{command} --csv other.csv")[:-1]
