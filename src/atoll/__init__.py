@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from atoll.core.losses import cross_entropy as cross_entropy
     from atoll.core.losses import masked_mean as masked_mean
     from atoll.core.losses import sq_distance as sq_distance
+    from atoll.core.losses import unit as unit
     from atoll.core.message import ToAll as ToAll
     from atoll.core.message import ToEach as ToEach
     from atoll.core.method import Clients as Clients
@@ -98,7 +99,7 @@ _NAMES = {
     "core.graph": "Graph",
     "core.hyper": "Epochs Limits NonNegative OneOrMore OptimizerState Positive Share ShareBelowOne "
     "WeightBy ZeroOrMore",
-    "core.losses": "cross_entropy masked_mean sq_distance",
+    "core.losses": "cross_entropy masked_mean sq_distance unit",
     "core.message": "ToAll ToEach",
     "core.method": "Clients Method Net client_step",
     "core.optim": "SGD Adam Optimizer",

@@ -15,6 +15,7 @@ from rich.console import Console
 import atoll
 from atoll.experiment.result import Result
 from atoll.experiment.run import Stopped
+from atoll.present.tables import Column, make_table, rich_table
 from atoll.present.terminal import Watcher, client_table, percent, result_table
 
 SMALL = {"data": "lagoon:nodes=150", "clients": 3, "rounds": 4}
@@ -45,6 +46,27 @@ def test_the_table_reads_well_in_80_columns(results: list[Result]) -> None:
     assert all(row.count("±") == 3 for row in rows)
     assert "…" not in "".join(lines)
     assert "mean ± standard deviation over seeds" in " ".join(lines).replace("  ", " ")
+
+
+def test_40_columns_leave_out_columns_from_the_right_and_name_them(results: list[Result]) -> None:
+    lines = text_of(result_table(results), width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+    head = next(line for line in lines if line.startswith("method"))
+    assert head.split() == ["method", "scored", "accuracy"]
+    assert "Too narrow for: local, macro F1," in "\n".join(lines)
+    assert "…" not in "".join(lines)
+    assert "Too narrow" not in text_of(result_table(results))  # 80 columns
+
+
+def test_words_may_wrap_before_a_column_is_left_out() -> None:
+    columns = ["name", Column("what it is", "left", wrap=True), "number"]
+    table = rich_table(make_table(columns, [["a", "some quite long words", "12.5"]]))
+    assert "12.5" in text_of(table, width=24)
+    assert "Too narrow" not in text_of(table, width=24)
+    narrow = text_of(table, width=12)
+    assert "Too narrow for: number" in " ".join(narrow.split())
+    assert "long" in narrow
+    assert "12.5" in text_of(table, width=24)  # drawing it once changes nothing
 
 
 def test_named_clients_have_a_table_of_their_own(results: list[Result]) -> None:

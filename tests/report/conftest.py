@@ -73,8 +73,11 @@ class Browser:
     def cdp(self, command: str, **params: Any) -> Any:
         return self._send("/goog/cdp/execute", {"cmd": command, "params": params})
 
-    def open(self, path: Path) -> None:
-        self._send("/url", {"url": path.absolute().as_uri()})
+    def open(self, path: Path, section: str = "") -> None:
+        """Load a file anew; with a section, by a link to it."""
+        self._send("/url", {"url": "about:blank"})
+        link = f"#{section}" if section else ""
+        self._send("/url", {"url": path.absolute().as_uri() + link})
 
     def run(self, script: str) -> Any:
         """What a script returns."""

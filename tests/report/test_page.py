@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import struct
 from html.parser import HTMLParser
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from atoll.cli import main
 from atoll.core.errors import AtollError
@@ -28,7 +31,7 @@ class Outline(HTMLParser):
         self.captions = self.tables = 0
 
     def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.append(tag)
         if re.fullmatch("h[1-6]", tag):
             self.levels.append(int(tag[1]))
@@ -57,7 +60,7 @@ def test_the_page_is_well_formed_and_its_headings_are_in_order(html):
 
 def test_every_section_has_something_to_say(html):
     for text in (
-        "highest mean: <b>", "band: lowest to highest seed", "fedpub: similarity",
+        "the highest mean test accuracy: <b>", "band: lowest to highest seed", "fedpub: similarity",
         "fedgta: mixture", "gcfl: clusters of clients", "lie between clients", "score (apart)",
         "What never crossed", "MB / round", "torch", "atoll run --config config.toml",
         "masks, and the optimizer", "Divergence of structure",
@@ -169,20 +172,107 @@ WIDTHS = "return [document.documentElement.scrollWidth, document.documentElement
 BACKGROUND = "return getComputedStyle(document.body).backgroundColor"
 
 
-@pytest.mark.parametrize("width", [1440, 768, 375])
-def test_no_horizontal_overflow_and_no_errors(browser, path, width):
-    browser.size(width)
-    browser.open(path)
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("section", ["answer", "results"])
+@pytest.mark.parametrize("width", [1440, 768, 390, 375])
+def test_no_horizontal_overflow_and_no_errors(browser, path, width, section, dark):
+    browser.size(width, dark=dark)
+    browser.open(path, section)
     content, window = browser.run(WIDTHS)
     assert content <= window == width
     assert browser.log("browser") == []
     # Whatever sticks out of the window lies in a region that scrolls on its own.
     outside = browser.run(
-        """return [...document.querySelectorAll("main *, header *")].filter(e =>
+        """return [...document.querySelectorAll("main *, header *, nav *")].filter(e =>
              e.getBoundingClientRect().right > innerWidth + 1 && e.offsetParent !== null
              && !e.closest(".scroll, pre, nav ul, .hidden")).map(e => e.className || e.tagName)"""
     )
     assert outside == []
+    assert browser.run(CONTRAST) == []
+
+
+CONTRAST = """
+  const lum = c => { const [r, g, b] = c.map(v => (v /= 255) <= 0.03928 ? v / 12.92
+    : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const rgb = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const ground = e => { for (; e; e = e.parentElement) {
+    const c = rgb(getComputedStyle(e).backgroundColor);
+    if (c.length === 3 || c[3] === 1) return c.slice(0, 3); } return [255, 255, 255]; };
+  const found = new Set();
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.checkVisibility() || e.closest(".cells, .hidden, script, .skip")) continue;
+    const [a, b] = [lum(rgb(getComputedStyle(e).color)), lum(ground(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) found.add(`${e.tagName}.${e.className}: ${e.textContent}`);
+  }
+  return [...found].slice(0, 5)"""
+"""Texts with less contrast than 4.5 to what is behind them; matrices have a test of their own."""
+
+
+SHOWN = """return [...document.querySelectorAll("main > section")].filter(e =>
+  e.checkVisibility()).map(e => e.id)"""
+
+
+def test_two_pages_in_one_file(browser, path):
+    browser.size(1440)
+    browser.open(path)
+    assert browser.run(SHOWN) == ["answer"]
+    headings = "return [...document.querySelectorAll('h1,h2,h3,h4')].filter(e => "
+    headings += "e.checkVisibility()).map(e => Number(e.tagName[1]))"
+    for page_name in ("summary", "technical"):
+        browser.run(f"document.querySelector('[for={page_name}-page]').click()")
+        levels = browser.run(headings)
+        assert levels[:2] == [1, 2]
+        assert np.diff(levels).max() == 1
+    shown = browser.run(SHOWN)
+    assert shown[:2] == ["overview", "results"]
+    assert "answer" not in shown
+    browser.run("document.documentElement.style.scrollBehavior = 'auto'")
+    browser.run("document.querySelector('nav a[href=\"#cost\"]').click()")
+    top = browser.run("return document.getElementById('cost').getBoundingClientRect().top")
+    assert 0 <= top < 500
+    browser.run("location.hash = 'answer'")
+    assert browser.run("return document.getElementById('summary-page').checked")
+
+
+def test_the_metric_can_be_switched_by_pointer_and_keyboard(browser, path):
+    browser.size(390)
+    browser.open(path)
+    visible = """return [...document.querySelectorAll(".by-metric")].filter(e =>
+      e.checkVisibility()).map(e => e.querySelector(".answer").textContent)"""
+    (text,) = browser.run(visible)
+    assert "highest mean test accuracy" in text
+    browser.run("document.querySelector('[for=m1]').click()")
+    (text,) = browser.run(visible)
+    assert "highest mean test macro F1" in text
+    browser.run("document.getElementById('m1').focus()")
+    browser.cdp("Input.dispatchKeyEvent", type="rawKeyDown", key="ArrowRight", code="ArrowRight",
+                windowsVirtualKeyCode=39)  # fmt: skip
+    (text,) = browser.run(visible)
+    assert "highest mean test weighted F1" in text
+    ring = "return getComputedStyle(document.querySelector('#m2 + label')).outlineWidth"
+    assert browser.run(ring) == "3px"
+    assert browser.log("browser") == []
+
+
+def test_a_table_that_scrolls_shows_a_shade_at_its_edge(browser, path):
+    browser.size(390)
+    browser.open(path, "overview")
+    table = "document.querySelector('#overview .scroll')"
+    assert browser.run(f"const e = {table}; return e.scrollWidth > e.clientWidth + 20")
+
+    def edge() -> int:
+        """How dark the last columns of the table's region are, from 0 to 255."""
+        box = browser.run(f"const b = {table}.getBoundingClientRect(); "
+                          "return [b.right - 6 + scrollX, b.bottom - 6 + scrollY]")  # fmt: skip
+        clip = {"x": box[0], "y": box[1], "width": 4, "height": 4, "scale": 1}
+        shot = browser.cdp("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("L"))
+        return 255 - int(pixels.mean())
+
+    shaded = edge()
+    browser.run(f"{table}.scrollLeft = 1e4")
+    assert shaded > edge() + 20
 
 
 def test_nothing_is_fetched(browser, path):
@@ -196,7 +286,7 @@ def test_nothing_is_fetched(browser, path):
 
 def test_charts_are_drawn_and_read_by_pointer_and_keyboard(browser, path):
     browser.size(1440)
-    browser.open(path)
+    browser.open(path, "convergence")  # a link to the technical page shows it
     assert browser.run(
         """return [...document.querySelectorAll(".area .line")].filter(
              e => e.getBoundingClientRect().width < 50).length"""
@@ -243,6 +333,9 @@ def test_it_can_be_read_without_scripts(browser, path, tmp_path):
     browser.size(1440)
     browser.open(plain)
     assert browser.run("return document.querySelectorAll('.area .line').length") == 8
+    assert browser.run(SHOWN) == ["answer"]  # both switches need no script
+    browser.run("document.querySelector('[for=technical-page]').click()")
+    assert browser.run(SHOWN)[:2] == ["overview", "results"]
     assert browser.run("return document.getElementById('theme').offsetParent") is None
 
 
@@ -285,7 +378,18 @@ def test_it_prints_on_white_paper_with_everything_unfolded(browser, path):
                return [open, [...document.querySelectorAll("details")].some(d => d.open)]"""
         )
         assert opened == [True, False]
-        assert len(browser.cdp("Page.printToPDF")["data"]) > 20_000
+        whole = len(browser.cdp("Page.printToPDF")["data"])
+        assert browser.run(SHOWN) == ["answer"]
+        assert whole > 20_000
+        browser.run("document.getElementById('technical-page').checked = true")
+        assert browser.run(SHOWN)[0] == "overview"
+        assert len(browser.cdp("Page.printToPDF")["data"]) > 1.5 * whole
+        browser.cdp("Emulation.setDeviceMetricsOverride", width=700, height=1000,
+                    deviceScaleFactor=1, mobile=False)  # fmt: skip
+        content, _ = browser.run(WIDTHS)
+        assert content <= 705  # A4 with margins: tables wrap, and no column is cut
+        switches = "[...document.querySelectorAll('.switch')].some(e => e.checkVisibility())"
+        assert not browser.run(f"return {switches}")
     finally:
         browser.cdp("Emulation.setEmulatedMedia", media="")
 
@@ -293,7 +397,7 @@ def test_it_prints_on_white_paper_with_everything_unfolded(browser, path):
 def test_it_is_one_small_file(browser, path):
     assert path.stat().st_size < 5e6
     browser.size(375)
-    browser.open(path)
+    browser.open(path, "results")
     width, height = struct.unpack(">II", browser.picture()[16:24])
     assert width == 375
     assert height > 3000

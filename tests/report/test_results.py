@@ -36,7 +36,7 @@ def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
     head = next(iter(table.columns))
     assert table.cell(best.method, head).mean == best.mean
     text = page(shown)
-    assert f"(average precision)</b>: highest mean: <b>{best.method}</b> with" in text
+    assert f"<b>{best.method}</b> has the highest mean test average precision: <b>" in text
     assert "average precision)</dt>" in text  # the tests
     assert "pooled over clients, at the round" in text
     assert "average precision in percent" in found.latex()
@@ -51,6 +51,6 @@ def test_epochs_leave_out_baselines_which_have_none(tmp_path):
     how = {"clients": 2, "rounds": 1, "seeds": 1}
     arms = {"majority": "majority", "few": "fedavg:epochs=3", "many": "fedavg:epochs=10"}
     atoll.compare(arms, "lagoon:nodes=120", out=tmp_path / "study", **how)
-    assert "<td>3, 10</td></tr></tbody>" in page(collect([tmp_path / "study"]))
+    assert "<td>3, 10</td><td>1</td></tr></tbody>" in page(collect([tmp_path / "study"]))
     (cell,) = (tmp_path / "study" / "cells").glob("*-majority")
-    assert "<td>–</td></tr></tbody>" in page(collect([cell]))
+    assert "<td>–</td><td>1</td></tr></tbody>" in page(collect([cell]))

@@ -58,7 +58,9 @@ def read_similarities(folders: Sequence[Path], seed: int | None = None) -> Simil
             known = run.method.diagnostics(run.servers[number])
         if "similarity" not in known:
             which = f"{name} in '{folder}'"
-            raise ConfigError(f"{which} does not compare clients; fediih, fedpub and fedgta do")
+            raise ConfigError(
+                f"{which} does not compare clients; fediih, fedpub, fedgta, fedaux do"
+            )
         matrix = np.asarray(known["similarity"], dtype=np.float64)
         methods[name if name not in methods else str(folder)] = matrix
     return Similarities(found.names, data, methods)

@@ -12,7 +12,6 @@ from typing import Any
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from atoll.core.aggregate import RULES, Rule
@@ -27,6 +26,7 @@ from atoll.data.synthetic import BUILT_IN, Lagoon, built_in
 from atoll.experiment.card import PARAGRAPHS
 from atoll.methods import METHODS, method_class
 from atoll.nn import NETS
+from atoll.present.terminal import FittedTable as Table
 
 SOURCE_WIDTH = 100  # how wide the lines of a docstring may be
 _COUNTED = ("graphs", "nodes", "edges", "features", "classes")

@@ -121,15 +121,16 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
     `framed` draws a frame with title and caption; None draws neither of them.
     """
     from rich import box
-    from rich.table import Table as RichTable
     from rich.text import Text
+
+    from atoll.present.terminal import FittedTable
 
     if framed is None:
         lines = box.SIMPLE_HEAD
-        drawn = RichTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+        drawn = FittedTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     else:
         caption = Text(table.caption) if table.caption else None
-        drawn = RichTable(title=Text(table.title), caption=caption)
+        drawn = FittedTable(title=Text(table.title), caption=caption)
         drawn.title_justify = drawn.caption_justify = framed
     for column in table.columns:
         drawn.add_column(

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from types import FrameType
 from typing import Any, Self
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich import table as rich
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TimeRemainingColumn
 from rich.text import Text
 
@@ -30,6 +32,26 @@ _PICKED = {
     BEST_CACHED: "picked on the test data: each client's best of the models put aside before "
     "splits and the last (test-selection)",
 }
+
+
+class FittedTable(rich.Table):
+    """A table that drops its last column until the others fit; the first two always stay."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fitted, dropped = copy(self), list[str]()
+        fitted.columns = list(self.columns)
+        while len(fitted.columns) > 2 and fitted._least(console, options) > options.max_width:
+            dropped.insert(0, str(fitted.columns.pop().header).replace("\n", " "))
+        yield from super(FittedTable, fitted).__rich_console__(console, options)
+        if dropped:
+            yield Text(f"Too narrow for: {', '.join(dropped)}", style="dim")
+
+    def _least(self, console: Console, options: ConsoleOptions) -> int:
+        """The width at which no number and no word is cut."""
+        wide = options.update(max_width=10_000)
+        pairs = ((one, self._measure_column(console, wide, one)) for one in self.columns)
+        widths = (m.maximum if column.no_wrap else m.minimum for column, m in pairs)
+        return self._extra_width + sum(widths)
 
 
 class LiveProgress:
@@ -177,7 +199,7 @@ def result_table(results: list[Result]) -> Group:
             stayed = not found["simulated"] and found["scores"] == "kept"
             lines = [found["says"], *([kept] if stayed else [])]
             notes += [Text(f"{name}: {line}") for line in lines]
-    notes += [Text(one.first_day.sentence(one.metric)) for one in results if one.first_day]
+    notes += [Text(line) for one in results for line in one.after_training()]
     for one in results:
         name = one.config.method
         notes += [Text(f"{name}: {line}") for line in alert_line(one)]

@@ -119,6 +119,10 @@ def collect(folders: Sequence[Path]) -> Collection:
             raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
         raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
     _name(found.shown)
+    for group in map(found.group, found.columns):
+        for one in group:
+            one.chosen = group[0].metric  # one federation is never in two metrics
+            found.aside.extend(f"{one.row}, {one.column}: {note}." for note in one.run.notes)
     return found
 
 

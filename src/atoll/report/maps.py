@@ -54,17 +54,12 @@ def relations(found: Collection) -> str:
         return f'<div class="maps">{"".join(figures)}</div>' if figures else ""
 
     parts = by_federation(found, write)
-    if not parts:
-        return (
-            "<p>None of these methods compares clients: everybody gets the same mixture of models, "
-            "or nobody gets any.</p>"
-        )
     text = (
         "From the server, after the last round of the first seed. Similarity is what the method "
         "computes from what clients send; its diagonal is left out. A row of a mixture says whose "
         "weights a client (row) got, by share; rows add up to one."
     )
-    return f"<p>{text}</p>{parts}"
+    return f"<p>{text}</p>{parts}" if parts else ""
 
 
 def _relation(one: ReportedRun) -> list[str]:
@@ -100,7 +95,7 @@ def heterogeneity(found: Collection) -> str:
     def write(group: list[ReportedRun]) -> str:
         measured = next((one.run.measures for one in group if one.run.measures), None)
         if measured is None:
-            return f"<p>{escape(_not_measured(group[0]))}</p>"
+            return ""
         result, drawn = group[0].run.result, group[0].column in found.columns[:MAX_FEDERATIONS]
         maps = _maps(measured, result) if drawn else ""
         return _lost(measured) + _sizes(measured, result.client_names) + maps
@@ -110,18 +105,8 @@ def heterogeneity(found: Collection) -> str:
         "Jensen-Shannon's, from 0 (alike) to 1 (nothing in common). A simulation has all data and "
         "can measure this; no method sees it."
     )
-    return f"<p>{text}</p>{by_federation(found, write)}"
-
-
-def _not_measured(one: ReportedRun) -> str:
-    if "data" in one.config.objects and one.config.partition == "given":
-        return "Not known: the data are at their owners', or were given as an object and are large."
-    if "graphs" in one.run.result.federation:
-        return "Not measured for sets of graphs; atoll clusters compares the graphs of two clients."
-    return (
-        "Not measured: the data are not on this machine, or the federation is too large to measure "
-        "in passing; atoll inspect does."
-    )
+    parts = by_federation(found, write)
+    return f"<p>{text}</p>{parts}" if parts else ""
 
 
 def _maps(measured: Measured, result: Result) -> str:

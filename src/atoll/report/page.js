@@ -87,6 +87,15 @@
     picture.addEventListener("pointerleave", () => tip.remove());
   }
 
+  // A link into the page that is not shown shows it.
+  const follow = () => {
+    const section = document.getElementById(location.hash.slice(1))?.closest("section");
+    if (section) document.getElementById(section.className === "technical" ? "technical-page" : "summary-page").checked = true;
+    section?.scrollIntoView();
+  };
+  addEventListener("hashchange", follow);
+  follow();
+
   // What is folded is printed, too.
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open; d.open = true; }));
   addEventListener("afterprint", () => document.querySelectorAll("details").forEach((d) => { d.open = d.dataset.was === "true"; }));

@@ -10,11 +10,13 @@ from string import Template
 
 from atoll import __version__
 from atoll.experiment.config import config_text
+from atoll.experiment.metrics import COMPARED
 from atoll.present.tables import html, make_table
 from atoll.report.collect import Collection
 from atoll.report.maps import heterogeneity, relations
 from atoll.report.printed import printed
 from atoll.report.results import clients, code, convergence, overview, results
+from atoll.report.summary import summary
 from atoll.report.traffic import cost, crossed
 from atoll.report.tuning import tuning
 
@@ -66,9 +68,10 @@ def again(found: Collection) -> str:
 
 
 SECTIONS = (
-    ("overview", "Overview", "What was run", overview),
+    ("answer", "Answer", "The answer", summary),
     ("printed", "Printed", "Printed and ours", printed),
     ("tuning", "Tuning", "Tuning", tuning),
+    ("overview", "Overview", "What was run", overview),
     ("results", "Results", "Results", results),
     ("convergence", "Convergence", "Convergence", convergence),
     ("clients", "Clients", "Clients", clients),
@@ -80,7 +83,9 @@ SECTIONS = (
     ("again", "Again", "Run it again", again),
 )
 """Name, link, heading and writer of each section."""
-WITHOUT_RUNS = ("overview", "printed", "tuning", "again")
+EXECUTIVE = ("answer", "printed", "tuning")
+"""Sections of the first page, which a reader in a hurry needs; the others are the technical one."""
+WITHOUT_RUNS = (*EXECUTIVE, "overview", "again")
 """Sections that a tuning without a tested run has, too."""
 
 
@@ -91,9 +96,11 @@ def page(found: Collection, title: str | None = None) -> str:
     for name, link, head, write in SECTIONS:
         text = write(found) if found.shown or name in WITHOUT_RUNS else ""
         if text:
-            links += f'<li><a href="#{name}">{link}</a></li>'
-            text = f'<h2 id="{name}-h">{head}</h2>{text}'
-            body += f'<section id="{name}" aria-labelledby="{name}-h">{text}</section>'
+            kind = "executive" if name in EXECUTIVE else "technical"
+            if name != "answer":  # it comes first
+                links += f'<li class="{kind}"><a href="#{name}">{link}</a></li>'
+            about = f'id="{name}" class="{kind}" aria-labelledby="{name}-h"'
+            body += f'<section {about}><h2 id="{name}-h">{head}</h2>{text}</section>'
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     parts = {"title": escape(title), "version": __version__, "made": made, "links": links}
     code_parts = {"style": colours() + _file("page.css"), "script": _file("page.js"), "body": body}
@@ -105,6 +112,8 @@ def colours() -> str:
     schemes = (LIGHT, DARK)
     light, dark = ("".join(f"--{name}:{value};" for name, value in s.items()) for s in schemes)
     classes = "".join(f".c{i}{{color:var(--c{i})}}" for i in range(8))
+    hide = "body:has(#m{0}:checked) .by-metric:not(.m{0}){{display:none}}"
+    classes += "".join(map(hide.format, range(len(COMPARED) + 1)))
     # Paper is white, whatever the screen is.
     return (
         f":root{{{light}color-scheme:light}}"

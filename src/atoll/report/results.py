@@ -9,17 +9,23 @@ from urllib.parse import quote
 
 import numpy as np
 
-from atoll.experiment.baseline import BOUND, NOT_FEDERATED, POOLED, WINS
+from atoll.experiment.baseline import POOLED
 from atoll.experiment.metrics import find_metric, label_of, per_class
 from atoll.present import chart_svg as svg
 from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
 from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
-from atoll.present.terminal import alert_line, counted
+from atoll.present.terminal import alert_line
 from atoll.report.collect import Collection, ReportedRun, main_table
 
 MAX_LINES = 16  # lines that one chart can hold
 MAX_CLASSES = 10  # classes whose confusion matrix fits on a page
 MAX_DOTS = 200  # clients that are drawn one by one
+
+
+ANEW = (
+    "Where every seed divides the data anew, client 3 of one seed is not client 3 of another; the "
+    "spread still shows how unequal clients fare."
+)
 
 
 def by_federation(found: Collection, write: Callable[[list[ReportedRun]], str]) -> str:
@@ -58,83 +64,18 @@ def code(text: str) -> str:
 
 
 def overview(found: Collection) -> str:
-    """What was run, in a few sentences, and what is missing."""
-    aside = notes(found.aside)
-    if not found.shown:
-        return f"{_gaps(found)}<p>No run has been tested yet: there are trials alone.</p>{aside}"
-    methods = {one.config.method for one in found.shown}
-    sizes = ((methods, "method"), (found.columns, "federation"), (found.shown, "run"))
-    counts = [counted(len(things), name) for things, name in sizes]
-    for name in ("seed", "round"):
-        numbers = sorted({getattr(one.config, f"{name}s") or 0 for one in found.shown})
-        span = f"{numbers[0]}–{numbers[-1]} {name}s"
-        counts.append(span if len(numbers) > 1 else counted(numbers[0], name))
-    parts = (count.partition(" ") for count in counts)
-    tiles = "".join(f"<li><b>{number}</b> {word}</li>" for number, _, word in parts)
-    first_days = [(one, one.run.result.first_day) for one in found.shown]
-    said = [escape(day.sentence(one.metric)) for one, day in first_days if day is not None]
-    lines = "".join(f"<p>{line}</p>" for line in [*_findings(found), *said])
-    return f'<ul class="tiles">{tiles}</ul>{_gaps(found)}{lines}{aside}{_settings(found)}'
-
-
-def _findings(found: Collection) -> list[str]:
-    """Which method is best where, and by how much over Local."""
-    table, lines = main_table(found), []
-    for column, head in zip(found.columns, table.columns, strict=True):
-        if not (best := [row for row in table.rows if row in table.best(head)]):
-            continue
-        names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
-        line = f"<b>{escape(head)}</b>: highest mean: {names} with "
-        line += table.printed(best[0], head).plain
-        if (alone := _alone(found.group(column))) and alone.row not in best:
-            gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
-            line += f", {gain:.1f} points above working alone"
-        lines.append(line + ".")
-        for one in found.group(column):
-            if one.row in best and one.run.result.scored == NOT_FEDERATED:
-                lines.append(f"<b>{escape(one.row)}</b> {WINS}.")
-            if one.row in found.bounds and table.cell(one.row, head).known:
-                score = table.printed(one.row, head).plain
-                lines.append(f"<b>{escape(one.row)}</b> {BOUND}: {score}.")
-    return lines
-
-
-def _alone(group: Sequence[ReportedRun]) -> ReportedRun | None:
-    """The run of clients that work alone, on the network of the others."""
-    local = [one for one in group if one.config.method == "local"]
-    return next((one for one in local if one.config.set.get("net") != "mlp"), None)
-
-
-def _gaps(found: Collection) -> str:
-    """Runs that are asked for and not on the page, and gaps in the folders of others."""
-    missing = []
-    for gap in found.missing:
-        why = f" ({escape(gap.why)})" if gap.why != gap.kind else ""
-        missing.append(f"<li><b>{escape(gap.name)}</b>: {escape(gap.kind)}{why}</li>")
-    total = counted(len(missing) + len(found.shown), "run")
-    lacking = [
-        f"<li><b>{escape(one.row)}</b>, {escape(one.column)}: {escape(note)}</li>"
-        for one in found.shown
-        for note in one.run.notes
-    ]
-    text, alerts = "", {f"Not here: {len(missing)} of {total}": missing, "Older runs": lacking}
-    for head, lines in alerts.items():
-        items = f"<h3>{head}</h3><ul>{''.join(lines)}</ul>"
-        text += f'<div class="alert" role="note">{items}</div>' if lines else ""
-    return text
-
-
-def _settings(found: Collection) -> str:
     """One line for each federation: how it was made and how it was trained."""
+    if not found.shown:
+        return "<p>No run has been tested yet: there are only trials.</p>"
     rows = []
     for column in found.columns:
         group = found.group(column)
-        config = group[0].config
+        config, numbers = group[0].config, ["rounds", "epochs", "seeds"]
         how = (config.partition, config.split, config.protocol, f"{config.fraction:.0%}")
-        epochs = {one.config.epochs for one in group if one.config.epochs}  # a baseline has none
-        known = ", ".join(map(str, sorted(epochs))) or "–"
-        rows.append([column, group[0].run.result.clients, *how, known])
-    heads = ["federation", "clients", "partition", "split", "protocol", "in a round", "epochs"]
+        known = [{getattr(one.config, name) or 0 for one in group} for name in numbers]
+        counts = [", ".join(map(str, sorted(some - {0}))) or "–" for some in known]
+        rows.append([column, group[0].run.result.clients, *how, *counts])
+    heads = ["federation", "clients", "partition", "split", "protocol", "in a round", *numbers]
     return html(make_table(heads, rows, left=len(heads), title="How the federations were made"))
 
 
@@ -151,39 +92,27 @@ def results(found: Collection) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         verdicts += f"<dt>{escape(name)}</dt><dd><ul>{items}</ul></dd>"
     if verdicts:
-        verdicts = f'<h3>What can be told apart</h3><dl class="said">{verdicts}</dl>'
+        verdicts = f'<h3>What the tests say</h3><dl class="said">{verdicts}</dl>'
     return page + csv_link([table], "results.csv") + verdicts + details
 
 
 def _details(group: Sequence[ReportedRun]) -> str:
-    """Every method of a federation: its seeds on one scale, and further scores."""
-    metric = group[0].metric
-    values = {one.row: _percents(one, f"test_{metric}") for one in group}
-    if not (every := [v for seeds in values.values() for v in seeds]):
-        return ""
-    axis, rows = strip_axis(every, 0.08), []
-    for one in (one for one in group if values[one.row]):
-        strip = Cell(html=seeds_strip(values[one.row], axis, one.style))
-        local = f"local_test_{metric}" if one.config.metric == metric else "local_test_accuracy"
-        names = (f"test_{metric}", local, "test_macro_f1", "best_round")
-        score, after, f1, best = (number_of(one.run.summary["metrics"], name) for name in names)
+    """Which model of each method is scored, its score before the server's part, and each class."""
+    rows, name = [], label_of(group[0].metric)
+    for one in group:
+        names = (f"local_test_{one.metric}", "best_round")
+        after, best = (number_of(one.run.summary["metrics"], key) for key in names)
         first = replace(best, mean=best.mean + 1)  # charts count rounds from one
-        scores = [score.cell(), one.run.result.scored, after.cell(), f1.cell(), first.cell(1.0, 0)]
-        rows.append([name_cell(one), strip, *scores])
-    name = label_of(metric)
-    strips = Column("seeds, mean ± std", below=svg.scale_html(axis))
-    more = ("scored model", "after training", "macro F1", "best round")
-    title = f"Test {name} and more, in percent"
-    table = make_table(["method", strips, name, *more], rows, title=title)
+        rows.append([name_cell(one), one.run.result.scored, after.cell(), first.cell(1.0, 0)])
+    heads = ["method", "scored model", f"{name} of the local model, in percent", "selected round"]
+    table = make_table(heads, rows, left=2, title="Models and rounds")
     alerts = [f"{one.row}: {line}." for one in group for line in alert_line(one.run.result)]
-    return html(table, label=f"{group[0].column}: every method") + notes(alerts) + _classes(group)
+    return html(table, label=f"{group[0].column}: models") + notes(alerts) + _classes(group)
 
 
 def _classes(group: Sequence[ReportedRun]) -> str:
     """Each class with the method of the highest mean: its scores, and how it is predicted."""
-    known = [one for one in group if _percents(one, f"test_{one.metric}")]
-    known = [one for one in known if one.run.result.scored != POOLED] or known
-    best = max(known, key=lambda one: float(np.mean(_percents(one, f"test_{one.metric}"))))
+    best = best_of(group)
     result = best.run.result
     if (counts := result.confusion()) is None or len(counts) > MAX_CLASSES:
         return ""
@@ -198,19 +127,14 @@ def _classes(group: Sequence[ReportedRun]) -> str:
     return html(make_table(heads, rows, title=title), label=f"{best.column}: classes")
 
 
-def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
-    """Seeds as dots, mean and standard deviation as a line with a mark."""
-    colour, mean = colour_of(style), float(np.mean(values))
-    marks: list[Mark] = [Dots([mean], [0.5], colour, size=10)]
-    if len(values) > 1:
-        spread = float(np.std(values, ddof=1))
-        seeds = Dots(values, [0.5] * len(values), colour, size=6, opacity=0.35)
-        ends = [mean - spread, mean + spread]
-        marks = [Line(ends, [0.5, 0.5], colour, dash=dash_of(style)), seeds, *marks]
-    return svg.strip_svg("strip", axis, marks)
+def best_of(group: Sequence[ReportedRun]) -> ReportedRun:
+    """The run with the highest mean; one on pooled data only if there are no others."""
+    fair = [one for one in group if one.run.result.scored != POOLED] or group
+    return max(fair, key=lambda one: np.mean(percents(one, f"test_{one.metric}") or [-1.0]))
 
 
-def _percents(one: ReportedRun, name: str) -> list[float]:
+def percents(one: ReportedRun, name: str) -> list[float]:
+    """A metric of each seed."""
     return [100 * v for v in one.run.summary["metrics"].get(name, {}).get("per_seed", [])]
 
 
@@ -267,7 +191,7 @@ def points_for(count: int) -> int:
 def best_lines(group: Sequence[ReportedRun]) -> list[Line]:
     """The runs' lines; of very many those of the best by the reported number."""
     if len(group) > MAX_LINES:
-        means = [(_percents(one, f"test_{one.metric}") or [-1.0]) for one in group]
+        means = [(percents(one, f"test_{one.metric}") or [-1.0]) for one in group]
         order = np.argsort([-float(np.mean(seeds)) for seeds in means], kind="stable")
         group = [group[i] for i in sorted(order[:MAX_LINES].tolist())]
     return [seed_line(one) for one in group]
@@ -295,25 +219,32 @@ def _one_run_lines(one: ReportedRun) -> list[Line]:
     return [line for line in lines if np.isfinite(line.y).all()]
 
 
+def alone_in(group: Sequence[ReportedRun]) -> ReportedRun | None:
+    """The run of clients that train alone, on the network of the others."""
+    local = [one for one in group if one.config.method == "local"]
+    return next((one for one in local if one.config.set.get("net") != "mlp"), None)
+
+
+def by_client(one: ReportedRun) -> np.ndarray:
+    """Each client's score in percent, mean over the seeds that have one."""
+    seeds = np.ma.masked_invalid(100 * one.run.result.of_clients(one.metric))
+    return np.asarray(seeds.mean(0).filled(np.nan))
+
+
 def clients(found: Collection) -> str:
     """How the clients fare with each method."""
-    text = (
-        "Each dot is a client: its score at the round that the protocol picks, mean over seeds. "
-        "Where every seed divides the data anew, client 3 of one seed is not client 3 of another; "
-        "the spread still shows how unequal clients fare."
-    )
-    return f"<p>{text}</p>{by_federation(found, _clients)}"
+    parts = by_federation(found, _clients)
+    dots = "Each dot is a client: its score at the round that the protocol picks, mean over seeds."
+    return f"<p>{dots} {ANEW}</p>{parts}" if parts else ""
 
 
 def _clients(group: Sequence[ReportedRun]) -> str:
-    seeds = {one.row: 100 * one.run.result.of_clients(one.metric) for one in group}
-    # The mean over the seeds that have a score.
-    each = {row: np.ma.masked_invalid(s).mean(0).filled(np.nan) for row, s in seeds.items()}
+    each = {one.row: by_client(one) for one in group}
     known = np.concatenate([v[np.isfinite(v)] for v in each.values()])
     if not known.size:
         return ""
     axis = strip_axis(known, 0.04)
-    alone = _alone(group)
+    alone = alone_in(group)
     rows: list[list[Cell | str]] = []
     for one in group:
         own = each[one.row]

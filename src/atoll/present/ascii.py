@@ -1,0 +1,34 @@
+"""Text for terminals and files that can show ASCII only."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import unicodedata
+
+SIGNS = {"±": "+-", "…": "...", "√": "sqrt"}
+SIGNS |= dict(zip("−–≈×·‖▁▂▃▄▅▆▇█", "--~x*|_.-:=+*#", strict=True))
+
+
+def plain(letter: str) -> str:
+    """A letter in ASCII: a known sign, the letter without its accent, a Greek name, or `?`."""
+    without_accent = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    greek = unicodedata.name(letter, "").partition("GREEK")[2].rpartition(" LETTER ")[2]
+    return SIGNS.get(letter) or without_accent or greek.lower() or "?"
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    letter, after = error.object[error.start], error.object[error.start + 1 : error.start + 2]
+    wider = letter == "±" and after == " "  # columns stay in line
+    return plain(letter), error.start + 1 + wider
+
+
+codecs.register_error("atoll", _replaced)
+
+
+def adapt(*streams: object) -> None:
+    """Let streams that cannot encode a character write what `plain` gives for it."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="atoll")

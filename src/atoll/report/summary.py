@@ -1,0 +1,135 @@
+"""The executive page: the answer, a chart in the study's own metric, and every client's gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+
+import numpy as np
+
+from atoll.experiment.baseline import BOUND, NOT_FEDERATED, WINS
+from atoll.experiment.metrics import COMPARED, label_of
+from atoll.present import chart_svg as svg
+from atoll.present.chart import MAX_ROWS, Axis, Dots, Line, Mark, colour_of, dash_of, number_text
+from atoll.present.tables import Cell, Column, Number, html, make_table, number_of
+from atoll.present.terminal import counted
+from atoll.report import results
+from atoll.report.collect import Collection, ReportedRun, main_table
+
+MAX_FEDERATIONS = 6  # federations that are drawn here; of more there is the table
+TECHNICAL = ("With ", "Over ")  # begin sentences on the choice of a test, and on ranks
+
+
+def summary(found: Collection) -> str:
+    """The answer in every metric that all runs have; the study's own comes first."""
+    own = {one.metric for one in found.shown}
+    views = {label_of(own.pop()) if len(own) == 1 else "each federation's own": found}
+    for name in COMPARED if len(found.columns) <= MAX_FEDERATIONS else ():
+        if all(f"test_{name}" in one.run.summary["metrics"] for one in found.shown):
+            shown = [replace(one, chosen=name) for one in found.shown]
+            views.setdefault(label_of(name), replace(found, shown=shown, verdicts={}))
+    switch, text = '<legend class="hidden">Metric</legend>', _gaps(found)
+    for place, (name, view) in enumerate(views.items() if found.shown else ()):
+        mark = f'name="metric" id="m{place}" autocomplete="off"{"" if place else " checked"}'
+        switch += f'<input type="radio" {mark}><label for="m{place}">{escape(name)}</label>'
+        text += f'<div class="by-metric m{place}">{_view(view)}</div>'
+    switch = f'<fieldset class="switch">{switch}</fieldset>' if len(views) > 1 else ""
+    return switch + text + results.notes(found.aside)
+
+
+def _view(found: Collection) -> str:
+    lines = [f'<p class="answer">{line}</p>' for line in _findings(found)]
+    tests = [line for told in found.verdicts.values() for line in told]
+    own = [one.run.result for one in found.shown if one.metric == one.run.result.metric]
+    tests += [line for result in own for line in result.after_training()]
+    lines += [f"<p>{escape(line)}</p>" for line in tests if not line.startswith(TECHNICAL)]
+    if len(found.columns) > MAX_FEDERATIONS:
+        return "".join(lines) + html(main_table(found).table())
+    return "".join(lines) + results.by_federation(found, lambda g: _ranking(g) + _gains(g))
+
+
+def _findings(found: Collection) -> list[str]:
+    """Which method is best where, and by how much over training alone."""
+    table, lines = main_table(found), []
+    for column, head in zip(found.columns, table.columns, strict=True):
+        group = found.group(column)
+        known = [one.row for one in group if table.cell(one.row, head).known]
+        best = [row for row in known if row in table.best(head)] or known[:1]
+        if not best:
+            continue
+        names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
+        verb = "reaches a" if len(known) == 1 else f"ha{'ve' if best[1:] else 's'} the highest mean"
+        line = f"On {escape(column)}, {names} {verb} test {label_of(group[0].metric)}: "
+        line += f"<b>{table.printed(best[0], head).plain} %</b>".replace(" ", "\u00a0")
+        if (alone := results.alone_in(group)) and alone.row in known and alone.row not in best:
+            gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
+            line += f", {gain:.1f} points above training alone"
+        lines.append(line + ".")
+        scored = {one.row: one.run.result.scored for one in group}
+        lines += [f"{escape(row)} {WINS}." for row in best if scored[row] == NOT_FEDERATED]
+        bounds = {row: table.printed(row, head).plain for row in known if row in found.bounds}
+        lines += [f"{escape(row)} {BOUND}: {score}." for row, score in bounds.items()]
+    return lines
+
+
+def _ranking(group: Sequence[ReportedRun]) -> str:
+    """The chart: every method's seeds on one scale."""
+    key, name = f"test_{group[0].metric}", label_of(group[0].metric)
+    seeds = {one: results.percents(one, key) for one in group if results.percents(one, key)}
+    if not seeds:
+        return ""
+    axis = results.strip_axis([v for values in seeds.values() for v in values], 0.08)
+    scores = {one: number_of(one.run.summary["metrics"], key).cell() for one in seeds}
+    drawn = {one: Cell(html=seeds_strip(seeds[one], axis, one.style)) for one in seeds}
+    rows = [[results.name_cell(one), scores[one], drawn[one]] for one in seeds]
+    strips = Column("seeds, mean ± std", below=svg.scale_html(axis))
+    table = make_table(["method", name, strips], rows, title=f"Test {name}, in percent")
+    return html(table, label=f"{group[0].column}: {name} of every method")
+
+
+def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
+    """Seeds as dots, mean and standard deviation as a line with a mark."""
+    colour, mean = colour_of(style), float(np.mean(values))
+    marks: list[Mark] = [Dots([mean], [0.5], colour, size=10)]
+    if len(values) > 1:
+        spread = float(np.std(values, ddof=1))
+        seeds = Dots(values, [0.5] * len(values), colour, size=6, opacity=0.35)
+        ends = [mean - spread, mean + spread]
+        marks = [Line(ends, [0.5, 0.5], colour, dash=dash_of(style)), seeds, *marks]
+    return svg.strip_svg("strip", axis, marks)
+
+
+def _gains(group: Sequence[ReportedRun]) -> str:
+    """Every client with the best method, and its gain over training alone; the worst is marked."""
+    metric, alone = group[0].metric, results.alone_in(group)
+    best = results.best_of([one for one in group if one is not alone] or group)
+    own, result = results.by_client(best), best.run.result
+    if not np.isfinite(own).any() or len(own) > MAX_ROWS:
+        return ""
+    heads, sizes = ["client", "size", best.row], result.seeds[0].history.nodes
+    rows = list[list[Cell | str]]()
+    before = results.by_client(alone) if alone not in (None, best) else np.empty(0)
+    for name, size, score in zip(result.client_names, sizes, own, strict=True):
+        badge = ' <span class="badge">lowest</span>' if score == np.nanmin(own) else ""
+        rows.append([Cell(name, html=escape(name) + badge), f"{size:,}", number_text(score, 1)])
+    if len(before) == len(own):
+        heads += ["alone", "gain"]
+        for row, score, gain in zip(rows, before, own - before, strict=True):
+            cell = Number(gain / 100).cell(sign="+")
+            red = f'<span class="warn">{cell.text}</span>' if gain < 0 else ""
+            row += [number_text(score, 1), replace(cell, html=red)]
+    title = f"Test {label_of(metric)} of every client with {best.row}, in percent"
+    note = [] if result.named else [results.ANEW]
+    return html(make_table(heads, rows, title=title, notes=note), label=f"{group[0].column}: gains")
+
+
+def _gaps(found: Collection) -> str:
+    """Runs that are asked for and not on the page."""
+    lines = ""
+    for gap in found.missing:
+        why = f" ({escape(gap.why)})" if gap.why != gap.kind else ""
+        lines += f"<li><b>{escape(gap.name)}</b>: {escape(gap.kind)}{why}</li>"
+    total = counted(len(found.missing) + len(found.shown), "run")
+    head = f"<h3>Not here: {len(found.missing)} of {total}</h3>"
+    return f'<div class="alert" role="note">{head}<ul>{lines}</ul></div>' if lines else ""
