@@ -151,8 +151,10 @@ def run_all(
     seconds: float,
     console: Console,
     at_once: bool | None = False,
+    *,
+    dearest_first: bool = True,
 ) -> list[str]:
-    """Run what can be run in that time, the dearest first; what went wrong.
+    """Run as many cells as fit into that time, and return what went wrong.
 
     With `at_once` None, neighbours that differ in numbers only are one program on a GPU.
     """
@@ -166,9 +168,8 @@ def run_all(
         with contextlib.suppress(Stopped):  # a later call continues at the last checkpoints
             few = [replace(one, light=at_once is False and one.name not in whole) for one in cells]
             about = {"kind": "bench tables"}
-            run_study(
-                folder, few, about=about, observer=runs, at_once=at_once, adds=True, jobs=jobs
-            )
+            how = {"at_once": at_once, "dearest_first": dearest_first, "jobs": jobs}
+            run_study(folder, few, about=about, observer=runs, adds=True, **how)
     return runs.problems
 
 
@@ -261,6 +262,7 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
     type=click.IntRange(min=1),
     help="Only the runs of every Nth federation of the plan, for a look at the time.",
 )
+@click.option("--cheapest", is_flag=True, help="Begin with the shortest runs, if time is short.")
 @click.option("--own", is_flag=True, help="Only the papers' own protocols, without strict.")
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
@@ -273,6 +275,7 @@ def tables(
     seeds: int,
     jobs: str,
     every: int,
+    cheapest: bool,
     own: bool,
     minutes: float,
     out: Path,
@@ -304,7 +307,8 @@ def tables(
     began = time.time()
     gains = [line for line in lacking if line[0].baseline is not None]  # clients are compared
     whole = frozenset(cell.name for line in gains for cell in cells_of(*line))
-    problems = run_all(out, left, whole, jobs, 60 * minutes, console) if jobs != "0" else []
+    how = out, left, whole, jobs, 60 * minutes, console
+    problems = run_all(*how, dearest_first=not cheapest) if jobs != "0" else []
     lines = table(found, out, known)
     if to is not None:
         text = io.StringIO(newline="")

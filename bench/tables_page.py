@@ -36,7 +36,8 @@ def tables_page(table: Path, page: Path, plot: Path | None, before: Path | None)
     made = "\n".join([*summary(cells), "", *sections(cells)])
     text = between(page, page.read_text(encoding="utf-8"), MARKS, made)
     if before is not None:
-        moved = "\n".join(changes(read_cells(before), cells)) + "\n"
+        earlier = read_cells(before)
+        moved = "\n".join([*changes(earlier, cells), "", *by_method(earlier, cells)]) + "\n"
         text = between(page, text, CHANGES, moved)
     page.write_text(text, encoding="utf-8")
     if plot is not None:
@@ -92,6 +93,26 @@ def changes(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
             yield f"| {title} | {what} | {source} | " + " | ".join(map(str, counts)) + " |"
 
 
+def by_method(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
+    """For each method and paper: how many numbers came out, how many do now, and of how many."""
+    counts: dict[str, dict[str, list[int]]] = {}
+    earlier = {_number_key(cell): cell for cell in before}
+    papers = by_paper(now)
+    for title, own in papers.items():
+        for cell in own:
+            method = paper_line(cell)["method"]
+            name = f"{title}, variants" if _is_own(cell, title) and method != title else method
+            count = counts.setdefault(name, {}).setdefault(title, [0, 0, 0])
+            old = earlier.get(_number_key(cell))
+            for place, one in enumerate((old is not None and comes_out(old), comes_out(cell), 1)):
+                count[place] += one
+    yield "| came out → come out | " + " | ".join(papers) + " |"
+    yield "|---" * (len(papers) + 1) + "|"
+    for name, row in counts.items():
+        shown = ("{} → {} of {}".format(*row[title]) if title in row else "–" for title in papers)
+        yield f"| {name} | " + " | ".join(shown) + " |"
+
+
 def _number_key(cell: Cell) -> tuple[str, ...]:
     return tuple(paper_line(cell)[name] for name in KEY[:-1])
 
@@ -139,8 +160,8 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
     about = [about_paper(some, name) for name, some in papers.items()]
     yield "## In short\n"
     yield (
-        "Cells are compared in which the paper's method has at least five rivals. Its lead over "
-        "the best of them is below zero where that one is better.\n"
+        "The table compares cells in which the paper's method has at least five rivals.\n"
+        "Its lead over the best of them is below zero if that one is better.\n"
     )
     yield "| | " + " | ".join(papers) + " |"
     yield "|---" * (len(papers) + 1) + "|"
