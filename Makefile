@@ -4,13 +4,14 @@
 # make test-long  set up, then the variants of every method and the slow cases
 # make sizes  set up, then measure the source against the limits of the house
 # make docs   set up, then build the documentation into site/; make docs-serve shows it as it grows
+# make dist   build wheel and source distribution, check them, install the wheel and run its demo
 # make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-federation test-long check sizes docs docs-serve bench clean
+.PHONY: demo test test-federation test-long check sizes docs docs-serve dist bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/atoll demo
@@ -40,6 +41,16 @@ docs: $(VENV)/installed-dev
 docs-serve: $(VENV)/installed-dev
 	$(BIN)/zensical serve --dev-addr 127.0.0.1:8000
 
+dist:
+	rm -rf build dist .dist-venv
+	$(PYTHON) -m venv .dist-venv/tools
+	.dist-venv/tools/bin/python -m pip --disable-pip-version-check install -q build twine
+	.dist-venv/tools/bin/python -m build
+	.dist-venv/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .dist-venv/empty
+	.dist-venv/empty/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt dist/*.whl
+	cd .dist-venv && empty/bin/atoll demo
+
 bench: $(VENV)/installed
 	$(BIN)/python -m bench all --out bench.json
 
@@ -57,4 +68,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .bench-venv .bench-flower .cache build dist site
+	rm -rf $(VENV) .bench-venv .bench-flower .dist-venv .cache build dist site

@@ -1,8 +1,8 @@
-"""Check the English of the lines that a change adds: `make check` runs it.
+"""Check the English of the repository: `make check` runs it.
 
-A line counts as added if its text stands nowhere in the commit that `tools/english-base` names: a
-line
-that only moved, or was only indented, is not checked. Each phrase below has a plainer form.
+Each phrase below has a plainer form. Markdown pages have two more rules: a line of text has at
+most 120 characters, and a sentence at most 25 words. `tools/english-base` names a commit and the
+paths that are not rewritten yet: there a line counts only if its text is nowhere in that commit.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = Path(__file__).with_name("english-base")
 KINDS = (".py", ".md", ".toml", ".css", ".js", ".yaml")
+SKIPPED = (
+    "docs/commands.md",  # made from the commands, whose text is checked in the source
+    "tests/compat/old/",
+    "tools/english.py",
+    "tests/tools/test_english.py",
+)
+LINE, WORDS = 120, 25
 PLAINER = {
     r"\bgo(es)? on\b": "continue",
     r"\bhears? (of|about)\b": "is notified of",
@@ -30,6 +38,14 @@ PLAINER = {
     r"\bwho is alike\b": "which clients are alike",
     r"\bwhat (it|they|is|are|was|were) [a-z]+ (is|are|was|were)\b": "a noun",
 }
+IN_PAGES = {
+    r"\balone\b": "only, or by itself",
+    r"\bin place of\b": "instead of",
+    r"\b(whoever|everybody)\b": "name the party",
+    r"\bof (yours|ours|theirs|hers)\b": "your, our, their",
+    r"\bwithin the noise\b": "too few seeds to tell",
+    r"^(What|Who|Whose) [^?]* (is|are|was|were) [^?]*\.$": "the thing that acts as the subject",
+}
 
 
 def git(*words: str) -> str:
@@ -44,29 +60,76 @@ def base_lines(commit: str) -> set[str]:
     return {line.strip() for line in listing.splitlines()}
 
 
-def findings(known: set[str]) -> list[str]:
-    """Phrases in added lines, each with its place and a plainer form."""
+def findings(known: set[str], later: tuple[str, ...] = ("",)) -> list[str]:
+    """Every fault with its place; in the paths of `later` lines of `known` do not count."""
     found = []
-    names = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
-    skipped = ("tests/compat/old/", "tools/english.py", "tests/tools/test_english.py")
-    for name in names:
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    for name in dict.fromkeys(listed):  # a file in conflict is listed several times
         path = ROOT / name
-        if path.suffix not in KINDS or name.startswith(skipped) or not path.is_file():
+        if path.suffix not in KINDS or name.startswith(SKIPPED) or not path.is_file():
             continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip() in known:
-                continue
-            found += [
-                f"{name}:{number}: '{match.group()}': write '{better}'"
-                for pattern, better in PLAINER.items()
-                for match in re.finditer(pattern, line, re.IGNORECASE)
-            ]
+        whole = not name.startswith(later)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
+            if whole or line.strip() not in known:
+                found += [f"{name}:{number}: {fault}" for fault in phrases(line, PLAINER)]
+        if whole and path.suffix == ".md":
+            found += [f"{name}:{number}: {fault}" for number, fault in page_faults(lines)]
     return found
 
 
+def phrases(text: str, plainer: dict[str, str]) -> list[str]:
+    """The phrases of a text that have a plainer form."""
+    return [
+        f"'{match.group()[:60]}': write '{better}'"
+        for pattern, better in plainer.items()
+        for match in re.finditer(pattern, text, re.IGNORECASE)
+    ]
+
+
+def page_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Long lines and sentences of a page, and phrases to avoid there; not in blocks and tables."""
+    for number, line in text_lines(lines):
+        if len(line) > LINE:
+            yield number, f"{len(line)} characters; break the line where a sentence or clause ends"
+    for number, sentence in sentences(lines):
+        if (count := len(sentence.split())) > WORDS:
+            yield number, f"a sentence of {count} words: '{sentence[:50]} ...'"
+        for fault in phrases(sentence, IN_PAGES):
+            yield number, fault
+
+
+def text_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines of a page outside of fenced blocks, tables, comments and directives."""
+    fenced, other = False, re.compile(r"\s*(\||<|:::|--8<--|options:|members:)")
+    for number, line in enumerate(lines, 1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        if not (fence or fenced or other.match(line)):
+            yield number, line
+
+
+def sentences(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Each sentence with the line that it begins on; code and a link's target are no words."""
+    begin, text, last = 0, "", 0
+    for number, line in [*text_lines(lines), (0, "")]:
+        new = not line.strip() or number != last + 1 or re.match(r"\s*([-#!]|\d+\.) ?", line)
+        last = number
+        if new and text:
+            yield begin, text
+            text = ""
+        begin = begin if text else number
+        plain = re.sub(r"`[^`]*`", "`", re.sub(r"^\s*([-#]+|\d+[.])\s", "", line))
+        plain = re.sub(r"!?\[([^]]*)\]\([^)]*\)(\{[^}]*\})?", r"\1", plain)
+        *ended, text = re.split(r"(?<=[.?!:])\**\s+", f"{text} {plain.strip()}".strip())
+        for sentence in ended:
+            yield begin, sentence
+            begin = number
+
+
 def main() -> int:
-    """Print what to rewrite; the exit code says whether there is anything."""
-    commit = BASE.read_text().strip()
+    """Print the faults; the exit code is 1 if there are any."""
+    commit, *later = BASE.read_text(encoding="utf-8").split()
     try:
         known = base_lines(commit)
     except subprocess.CalledProcessError:
@@ -74,8 +137,8 @@ def main() -> int:
             f"english: commit {commit} is not in this clone, so added lines are not known; skipped"
         )
         return 0
-    found = findings(known)
-    print("\n".join(found) or "english: no phrase to rewrite in added lines")
+    found = findings(known, tuple(later))
+    print("\n".join(found) or "english: nothing to rewrite")
     return int(bool(found))
 
 

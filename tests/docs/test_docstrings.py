@@ -49,3 +49,4 @@ def test_the_vocabulary_is_explained_and_listed(name: str) -> None:
     if callable(found) and hasattr(found, "__module__") and found.__module__ == atoll._HOMES[name]:
         assert found.__doc__, f"atoll.{name} has no docstring"
     assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text()
+    assert f"\n::: {atoll._HOMES[name]}.{name}\n" in (ROOT / "docs" / "vocabulary.md").read_text()

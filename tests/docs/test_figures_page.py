@@ -10,6 +10,7 @@ import pytest
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = (RESULTS / "figures.md").read_text(encoding="utf-8")
+GALLERY = (RESULTS.parent / "gallery.md").read_text(encoding="utf-8")
 NUMBERS = sorted((RESULTS / "figures").glob("*.csv"))
 PAIR = re.compile(r"(\d+\.\d) ± (\d+\.\d)")
 
@@ -40,3 +41,4 @@ def test_pictures_are_small_and_on_the_page() -> None:
     for path in pictures:
         assert path.stat().st_size < 150_000, path.name
         assert f"(figures/{path.name})" in PAGE
+        assert f"(results/figures/{path.name})" in GALLERY

@@ -27,9 +27,24 @@ def test_every_named_test_exists(file, name):
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_limit_of_work_is_in_the_table_of_policy_keys():
-    from atoll.deploy.policy import SIZES, WORK
+def test_every_key_is_in_the_table_of_policy_keys():
+    from atoll.deploy.policy import Policy
 
-    table = (ROOT / "docs" / "federation.md").read_text()
-    for key in (*SIZES, *WORK):
+    table = (ROOT / "docs" / "policy.md").read_text()
+    for key in Policy.__struct_fields__:
         assert re.search(rf"^\| .*`{key}`.* \|", table, re.MULTILINE), key
+
+
+TABLES = {"privacy": "| method | the server learns of a site", "federation": "| method | `--dp` |"}
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_every_method_is_in_both_tables_of_what_leaves(page):
+    from atoll.methods import METHODS
+
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    _, found, rest = text.partition(f"\n{TABLES[page]}")
+    assert found
+    rows = [line.split("|")[1] for line in rest.partition("\n\n")[0].splitlines()[2:]]
+    names = (name.partition("(")[0] for row in rows for name in row.split(","))
+    assert {re.sub("[^a-z+]", "", name.lower()) for name in names} - {"gcfl+"} == set(METHODS)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from atoll.present.tables import html, make_table
 from tests.docs.pages import ROOT
+from tests.report.conftest import Browser
 
 CONFIG = ROOT / "zensical.toml"
 
@@ -30,6 +32,8 @@ def entries(nav: Any) -> Iterator[str]:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     shown = [*entries(tomllib.loads(CONFIG.read_text())["project"]["nav"])]
+    records = (ROOT / "docs" / "adr" / "index.md").read_text()
+    shown += [f"adr/{name}" for name in re.findall(r"\((\d{4}-[\w-]+\.md)\)", records)]
     there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert len(shown) == len(set(shown))
     assert there <= {*shown}, "pages that nav of zensical.toml does not show"
@@ -81,3 +85,68 @@ def test_the_api_has_what_the_docstrings_say(site: Path) -> None:
     for name in ("atoll.load", "atoll.Result.metrics", "atoll.testing.check_method"):
         assert f'id="{name}"' in page
     assert "louvain" in page
+
+
+LAYOUT = """
+const width = document.documentElement.clientWidth, faults = [];
+if (document.documentElement.scrollWidth > width) faults.push("the page scrolls sideways");
+for (const code of document.querySelectorAll(".md-content pre > code"))
+  if (!code.closest(".language-text") && code.scrollWidth > code.clientWidth + 2)
+    faults.push("cut: " + code.textContent.slice(0, 60));
+const content = document.querySelector(".md-content");
+const texts = document.createTreeWalker(content, NodeFilter.SHOW_TEXT);
+for (let text; text = texts.nextNode();) {
+  if (text.parentElement.closest("pre, script, style")) continue;
+  for (const word of text.data.matchAll(/[\\p{L}\\d_]+/gu)) {
+    const range = document.createRange();
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1)
+      faults.push("a broken word: " + word[0]);
+  }
+}
+const levels = [...document.querySelectorAll(".md-content :is(h1, h2, h3, h4)")];
+levels.map((one) => +one.tagName[1]).forEach((level, place, all) => {
+  if (level > (all[place - 1] ?? 0) + 1) faults.push("a level of headings is skipped");
+});
+for (const image of document.querySelectorAll(".md-content img"))
+  if (!image.alt || (image.complete && !image.naturalWidth)) faults.push("picture " + image.src);
+return faults;
+"""
+IN_BROWSER = ("index", "methods", "commands", "own-graph", "api", "gallery", "results/tables")
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1440, False), (1440, True), (390, False), (390, True)]
+)
+def test_pages_fit_the_screen(site: Path, browser: Browser, width: int, dark: bool) -> None:
+    browser.size(width, dark=dark)
+    for name in IN_BROWSER:
+        browser.open(site / f"{name}.html")
+        browser.run("localStorage.clear()")
+        browser.open(site / f"{name}.html")
+        scheme = browser.run("return document.body.dataset.mdColorScheme")
+        assert scheme == ("slate" if dark else "default")
+        assert browser.run(LAYOUT) == [], (name, width)
+        assert browser.log("browser") == [], name
+
+
+def test_a_click_or_enter_on_a_heading_sorts_a_table(
+    browser: Browser,
+    tmp_path: Path,
+) -> None:
+    rows = [["a", "−2.5 ± 1.0"], ["b", "10.0"], ["c", "diverged"], ["d", "< 0.001"]]
+    script = (ROOT / "docs/assets/sort-tables.js").read_text()
+    table = html(make_table(["method", "points"], rows))
+    page = tmp_path / "page.html"
+    page.write_text(
+        f'<meta charset="utf-8"><div class="sortable">{table}</div><script>{script}</script>'
+    )
+    browser.open(page)
+    names = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[0].textContent)"
+    order = f"return {names}.join('')"
+    head = "const head = document.querySelectorAll('thead th')[1];"
+    assert browser.run(f"{head} head.click(); {order}") == "adbc"
+    enter = "head.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}));"
+    assert browser.run(f"{head} {enter} {order}") == "bdac"  # a word stays below the numbers
+    assert browser.run(f"{head} return head.ariaSort") == "descending"

@@ -77,6 +77,11 @@ def test_a_change_of_a_recipe_is_counted_from_two_tables(tmp_path: Path) -> None
     assert found["baselines:"] == ["2", "1", "1", "1", "1"]
     assert found["AdaFGL:"] == ["1", "1", "1", "0", "0"]
     assert all(row[2].strip() for row in rows[1:])  # which source it is
+    assert "| came out → come out | FedIIH |" in lines
+    assert [line for line in lines if " → 1 of 1 |" in line] == [
+        "| Local | 0 → 1 of 1 |",
+        "| AdaFGL | 1 → 1 of 1 |",
+    ]
     done = CliRunner().invoke(tables_page, [*words[:-1], str(tmp_path / "none.csv")])
     assert done.exit_code == 1
     assert "there is no table" in done.output

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+import atoll
+from atoll import Averaging, Graph, Tree
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.testing import (
@@ -15,6 +22,7 @@ from atoll.testing import (
     ContractBroken,
     check_client_order,
     check_frozen,
+    check_method,
     double_precision,
     relabelled,
     small_federation,
@@ -57,3 +65,31 @@ def test_a_class_without_the_decorator_is_not_frozen() -> None:
 
     with pytest.raises(ContractBroken, match="Loose must be a frozen dataclass"):
         check_frozen(Loose(GCN(FEATURES, CLASSES)))
+
+
+@dataclass(frozen=True)
+class Contrast(Averaging):
+    """Rows of length one, also of nodes whose embedding is zero."""
+
+    normalize: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(torch.nn.functional.normalize)
+
+    def loss(self, params: Tree, graph: Graph, key: Tensor) -> Tensor:
+        logits = self.net(params, graph, key)
+        rows = type(self).normalize(logits)
+        both = graph.train[:, None] * graph.train
+        return graph.task.loss(logits, graph) - (rows @ rows.T * both).sum() / both.sum()
+
+
+@dataclass(frozen=True)
+class FiniteContrast(Contrast):
+    """The same with a finite gradient."""
+
+    normalize = staticmethod(atoll.unit)
+
+
+def test_an_exploding_gradient_is_named_as_the_cause() -> None:
+    with pytest.raises(
+        ContractBroken, match=r"reach \de\+\d\d: a gradient explodes.* use atoll.unit"
+    ):
+        check_method(Contrast)
+    check_method(FiniteContrast)

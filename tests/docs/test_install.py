@@ -1,0 +1,21 @@
+"""Pages and errors install extras in one way, and only extras that exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_extras_are_installed_alike_everywhere() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/README.md")]
+    named = set()
+    for path in (*pages, *(ROOT / "src").rglob("*.py")):
+        for line in re.findall(r"pip install .*?[\]'\"`\n]", path.read_text()):
+            assert "-e '.[" not in line, f"{path.name}: {line}"
+        named |= set(re.findall(r"'atoll-fgl\[([\w,]+)\]'", path.read_text()))
+    assert {"tune", "federation", "privacy"} < {one for some in named for one in some.split(",")}
+    assert {one for some in named for one in some.split(",")} <= EXTRAS.keys()
