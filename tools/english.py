@@ -1,12 +1,17 @@
 """Check the English of the repository: `make check` runs it.
 
 Each phrase below has a plainer form. Markdown pages have two more rules: a line of text has at
-most 120 characters, and a sentence at most 25 words. `tools/english-base` names a commit and the
-paths that are not rewritten yet: there a line counts only if its text is nowhere in that commit.
+most 120 characters, and a sentence at most 25 words. Docstrings also have two: the first line is
+one statement with a noun or a verb at its start, and a sentence has at most 30 words.
+
+`tools/english-base` names a commit and the paths that are not rewritten yet: there a line counts
+only if its text is nowhere in that commit. `python tools/english.py PATH ...` checks all of these
+paths in whole.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -22,7 +27,7 @@ SKIPPED = (
     "tools/english.py",
     "tests/tools/test_english.py",
 )
-LINE, WORDS = 120, 25
+LINE, WORDS, DOCSTRING_WORDS = 120, 25, 30
 PLAINER = {
     r"\bgo(es)? on\b": "continue",
     r"\bhears? (of|about)\b": "is notified of",
@@ -47,6 +52,11 @@ IN_PAGES = {
     r"^(What|Who|Whose) [^?]* (is|are|was|were) [^?]*\.$": "the thing that acts as the subject",
 }
 
+SUMMARY = {
+    r"^(What|Who|Whose|Which)\b": "a noun or a verb",
+    r";": "two sentences",
+}
+
 
 def git(*words: str) -> str:
     """The output of a git command."""
@@ -60,10 +70,15 @@ def base_lines(commit: str) -> set[str]:
     return {line.strip() for line in listing.splitlines()}
 
 
-def findings(known: set[str], later: tuple[str, ...] = ("",)) -> list[str]:
-    """Every fault with its place; in the paths of `later` lines of `known` do not count."""
+def findings(
+    known: set[str], later: tuple[str, ...] = ("",), paths: tuple[str, ...] = ()
+) -> list[str]:
+    """Every fault with its place, in `paths` only if there are any.
+
+    In the paths of `later`, lines of `known` do not count.
+    """
     found = []
-    listed = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard", *paths).splitlines()
     for name in dict.fromkeys(listed):  # a file in conflict is listed several times
         path = ROOT / name
         if path.suffix not in KINDS or name.startswith(SKIPPED) or not path.is_file():
@@ -73,8 +88,9 @@ def findings(known: set[str], later: tuple[str, ...] = ("",)) -> list[str]:
         for number, line in enumerate(lines, 1):
             if whole or line.strip() not in known:
                 found += [f"{name}:{number}: {fault}" for fault in phrases(line, PLAINER)]
-        if whole and path.suffix == ".md":
-            found += [f"{name}:{number}: {fault}" for number, fault in page_faults(lines)]
+        if whole and path.suffix in (".md", ".py"):
+            faults = page_faults(lines) if path.suffix == ".md" else docstring_faults(lines)
+            found += [f"{name}:{number}: {fault}" for number, fault in faults]
     return found
 
 
@@ -99,9 +115,25 @@ def page_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
             yield number, fault
 
 
+def docstring_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """First lines, long sentences and phrases to avoid in the docstrings of a module."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if not isinstance(node, kinds) or ast.get_docstring(node) is None:
+            continue
+        text, first = node.body[0].value.value.splitlines(), node.body[0].lineno
+        for fault in phrases(re.sub(r"`[^`]*`", "`", text[0]), SUMMARY):
+            yield first, fault
+        for number, sentence in sentences(text):
+            if (count := len(sentence.split())) > DOCSTRING_WORDS:
+                yield first + number - 1, f"a sentence of {count} words: '{sentence[:50]} ...'"
+            for fault in phrases(sentence, IN_PAGES):
+                yield first + number - 1, fault
+
+
 def text_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     """The lines of a page outside of fenced blocks, tables, comments and directives."""
-    fenced, other = False, re.compile(r"\s*(\||<|:::|--8<--|options:|members:)")
+    fenced, other = False, re.compile(r"\s*(\||<|>>>|:::|--8<--|options:|members:)")
     for number, line in enumerate(lines, 1):
         fence = line.lstrip().startswith("```")
         fenced ^= fence
@@ -128,7 +160,11 @@ def sentences(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Print the faults; the exit code is 1 if there are any."""
+    """Print the faults. The exit code is 1 if there are any."""
+    if paths := tuple(sys.argv[1:]):
+        found = findings(set(), ("nowhere/",), paths)
+        print("\n".join(found) or "english: nothing to rewrite")
+        return int(bool(found))
     commit, *later = BASE.read_text(encoding="utf-8").split()
     try:
         known = base_lines(commit)

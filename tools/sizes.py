@@ -36,7 +36,7 @@ COMMON = 8
 
 
 def main() -> int:
-    """Print every measure beside its limit; the exit code says whether one is exceeded."""
+    """Print every measure and its limit. The exit code is 1 if a limit is exceeded."""
     files = sorted(SOURCE.rglob("*.py"))
     text = {path: path.read_text(encoding="utf-8") for path in files}
     trees = {path: ast.parse(source) for path, source in text.items()}
@@ -154,7 +154,7 @@ def _pairs(text: dict[Path, str]) -> list[str]:
 
 
 def _runs(starts: set[tuple[Path, int, Path, int]]) -> Iterator[tuple[Path, int, Path, int]]:
-    """The first window of every run that two places share; overlapping ones are one place."""
+    """The first window of every run that two places share. Overlapping runs count as one place."""
     for a, i, b, j in starts:
         overlaps = a == b and abs(i - j) < SHARED
         if not overlaps and (a, i - 1, b, j - 1) not in starts:

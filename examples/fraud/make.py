@@ -94,7 +94,7 @@ def people(rng: np.random.Generator, count: int) -> tuple[list[dict[str, object]
 
 
 def pay(rng: np.random.Generator, rows: list[dict[str, object]], ring: np.ndarray) -> np.ndarray:
-    """One row (payer, payee, cents, day) for each payment; a ring pays mostly within itself."""
+    """One row (payer, payee, cents, day) for each payment. A ring pays mostly its own members."""
     count = len(rows)
     bank = np.array([row["bank"] for row in rows])
     at = {name: np.flatnonzero(bank == name) for name in BANKS}

@@ -34,7 +34,7 @@ def molecule(rng: np.random.Generator) -> Molecule:
 
 
 def more_nitrogen(kinds: np.ndarray) -> bool:
-    """What the labs look for."""
+    """The property that the labs predict."""
     return bool((kinds == ATOMS.index("N")).sum() > (kinds == ATOMS.index("O")).sum())
 
 
@@ -61,7 +61,7 @@ def measured(name: str, rng: np.random.Generator) -> GraphSet:
 
 
 def main() -> None:
-    """Train alone, together, and together in clusters; print a table."""
+    """Train separately, together, and together in clusters. Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,7 +1,7 @@
 """Write nodes.csv and edges.csv: the accounts of three invented banks, and transfers among them.
 
 Every account is private, a shop or a mule (an account that passes on stolen money). One account's
-numbers say little; whom it pays says more, so a graph network does better than its features alone.
+numbers say little. Its payees say more, so a graph network is better than a network without edges.
 
     python examples/three-banks/make.py     writes the same files every time
 """

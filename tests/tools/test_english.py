@@ -48,8 +48,26 @@ def test_pages_have_short_lines_and_sentences(text, faults):
     assert all(one.startswith(fault) for one, fault in zip(found, faults, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("The content of an entry; None if it is missing.", ["';'"]),
+        ("What a client sends.", ["'What'"]),
+        ("Train the model.\n\n    " + LONG, []),
+        ("Train the model.\n\n    " + "one " * 31, ["a sentence of 31 words"]),
+        ("Train alone.", ["'alone'"]),
+        ("The keys `a; b` of a run.", []),
+    ],
+)
+def test_docstrings_have_one_statement_in_their_first_line(text, faults):
+    module = f'def step():\n    """{text}"""\n'
+    found = [fault for _, fault in english.docstring_faults(module.splitlines())]
+    assert [one[: len(fault)] for one, fault in zip(found, faults, strict=True)] == faults
+
+
 def test_a_clone_without_the_base_commit_is_reported(monkeypatch, capsys, tmp_path):
     (tmp_path / "base").write_text("0" * 40)
     monkeypatch.setattr(english, "BASE", tmp_path / "base")
+    monkeypatch.setattr("sys.argv", ["english.py"])
     assert english.main() == 0
     assert "is not in this clone" in capsys.readouterr().out
