@@ -1,4 +1,4 @@
-"""The account of a site: everything that left it, in all runs, by its audit log."""
+"""The account of a site: every reply that left it in all runs, read from its audit log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.experiment.privacy import release
 
 
 class Account:
-    """The releases of a site in all its runs, by its audit log: no restart renews it."""
+    """The releases of a site in all its runs. A restart does not reset the account."""
 
     def __init__(self, audit: Audit) -> None:
         with audit.readable():
@@ -25,8 +25,8 @@ class Account:
             self.bytes = Counter[str]()  # of all seeds of a run
             for event in sent:
                 self.bytes[all_seeds(str(event["run"]))] += int(event["bytes"])
-            # Fields of scores that left, by run, and by run and round. An earlier version did not
-            # note their names.
+            # Score fields that left the site, by run, and by run and round. Earlier versions did
+            # not log the names of these fields.
             self.scores = defaultdict[str, set[str]](set)
             self.of_round = defaultdict[tuple[str, int], set[str]](set)
             for event in sent:
@@ -34,8 +34,8 @@ class Account:
                     run, told = str(event["run"]), set(event.get("scores", TOLD))
                     self.scores[run] |= told
                     self.of_round[run, event["round"]] |= told
-            # Replies with tensors that left without this site's noise: updates, or scores that
-            # the site did not replace by zeros.
+            # Replies that left with tensors but without this site's noise: updates, or scores
+            # that the site did not replace by zeros.
             self.clear = sum(
                 event.get("array_bytes", 1) > 0
                 for event in sent
@@ -43,14 +43,14 @@ class Account:
             )
 
     def sent(self, run: str) -> int:
-        """The bytes of all replies of a run, in all its seeds."""
+        """Return the bytes of all replies of a run, over all its seeds."""
         return self.bytes[all_seeds(run)]
 
     def noises(self, run: str) -> list[float]:
-        """The noise multiplier of each release of a run, in all its seeds."""
+        """Return the noise multiplier of each release of a run, over all its seeds."""
         return [noise for name, noise in self.releases.values() if all_seeds(name) == run]
 
     def precision(self, but: str | None = None) -> float:
-        """The sum of 1/z² over all releases, without those of one run if it is given."""
+        """Return the sum of 1/z² over all releases, except the releases of the run `but`."""
         every = self.releases.values()
         return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)

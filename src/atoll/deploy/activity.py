@@ -1,7 +1,7 @@
-"""The activity of a party, from the files in its own kit: runs, rounds, bytes, epsilon, refusals.
+"""The activity of a party, from the files in its kit: runs, rounds, bytes, epsilon, refusals.
 
-`atoll federate status` and the metrics read it. Audit logs grow, so that each call reads only the
-lines that are new. Nothing here asks another party or loads a model.
+`atoll federate status` and the metrics read it. Audit logs grow, so each call reads only the new
+lines. This module contacts no other party and loads no model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SERVER = "server"
 
 @dataclass
 class Peer:
-    """The traffic with one other party; a site's only peer is the server."""
+    """The traffic with one other party. A site's only peer is the server."""
 
     sent: int = 0  # bytes of packet bodies
     received: int = 0
-    refusals: int = 0  # the owner of the site did not allow it
-    failures: int = 0  # no answer, or one that cannot be used
-    last: float | None = None  # time of its last answer; at a site, of the last reply to it
-    out: str = ""  # why the running run is without this site
+    refusals: int = 0  # requests that the site's owner did not allow
+    failures: int = 0  # requests without a usable answer
+    last: float | None = None  # time of its last answer (at a site: of the last reply to it)
+    out: str = ""  # why the current run excludes this site
 
 
 @dataclass
@@ -38,8 +38,8 @@ class RunActivity:
     """One run in an audit log."""
 
     name: str
-    done: dict[int, int] = field(default_factory=dict)  # rounds by seed
-    rounds: int | None = None  # the rounds of one seed, where the log has them
+    done: dict[int, int] = field(default_factory=dict)  # complete rounds by seed
+    rounds: int | None = None  # the rounds of one seed, if the log contains them
     ended: bool = False
     epsilon: float | None = None  # of a private run, against the server
     last: float = 0.0  # time of the last event
@@ -47,7 +47,7 @@ class RunActivity:
 
     @property
     def round(self) -> int:
-        """The complete rounds of all seeds."""
+        """Return the number of complete rounds over all seeds."""
         return sum(self.done.values())
 
     def peer(self, name: str) -> Peer:
@@ -61,7 +61,7 @@ class Log:
         self.path, self.offset = path, 0
 
     def events(self) -> Iterator[tuple[float, str, Json]]:
-        """The events since the last call: time, kind, values; a line that is half written waits."""
+        """Yield time, kind and values of each new event. A half-written last line waits."""
         with suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.offset)
             for line in file:
@@ -74,7 +74,7 @@ class Log:
                     yield at.timestamp(), kind, event
 
     def add_events(self, add: Callable[[str, Json, float], None]) -> None:
-        """Pass on the new events; one that lacks a field was not written by Atoll."""
+        """Pass on the new events. Raise an error if a field is missing: the file was changed."""
         for at, kind, event in self.events():
             try:
                 add(kind, event, at)
@@ -92,7 +92,7 @@ class ServerRun(Log):
         self.run = RunActivity(folder.name)
 
     def read(self) -> RunActivity:
-        """The run up to now."""
+        """Return the run up to now."""
         self.add_events(self._add)
         return self.run
 
@@ -115,7 +115,7 @@ class ServerRun(Log):
             run.ended = True
         elif kind == "back":
             run.peer(event["site"]).out = ""
-        elif "site" in event and "reason" in event:  # left out, or no part from the start
+        elif "site" in event and "reason" in event:  # excluded later, or from the start
             peer = run.peer(event["site"])
             peer.out = event["reason"]
             if "refused" in (kind, event.get("kind")):
@@ -142,9 +142,9 @@ class SiteActivity(Log):
     def __init__(self, kit: Path) -> None:
         super().__init__(state_folder(kit) / "audit.jsonl")
         self.kit, self.runs = kit, dict[str, RunActivity]()
-        self.releases: dict[str, float] = {}  # noise by release: no answer counts twice
+        self.releases: dict[str, float] = {}  # noise by release, so that no answer counts twice
         self.private = set[str]()  # runs that sent private updates
-        self.clear = set[str]()  # runs of which a reply left without privacy, as in `Account`
+        self.clear = set[str]()  # runs in which a reply left without privacy, as in `Account`
         self.refusals, self.failures, self.last_refusal = 0, 0, ""
 
     def read(self) -> list[RunActivity]:
@@ -170,7 +170,7 @@ class SiteActivity(Log):
             self.failures += 1
 
     def budget(self) -> Budget:
-        """The privacy spent in all runs, against the policy that the site was started with."""
+        """Return the privacy spent in all runs, and the limit of the site's policy."""
         from atoll.deploy.policy import read_policy  # late, because it imports torch
         from atoll.experiment.privacy import epsilon, release
 
@@ -181,7 +181,7 @@ class SiteActivity(Log):
 
 
 class Budget(NamedTuple):
-    """Epsilon against the server over all runs of a site."""
+    """The epsilon against the server over all runs of a site."""
 
     spent: float
     limit: float | None

@@ -1,4 +1,4 @@
-"""What sites tell before a run, whether they fit together, and the encoder that they agree on."""
+"""The statistics that sites send before a run, the check that they fit, and a common encoder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from atoll.engines import fleet as remote
 
 ROSTER = "roster.json"
 ENCODER = "encoder.json"
-"""What the sites agreed on for the columns of their tables."""
+"""The file with the encoder that the sites agreed on for the columns of their tables."""
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 MOST_NODES = 1 << 26
-"""Nodes of one site, at most; a server may keep some numbers for each of them (FedGNN's keys)."""
+"""The most nodes of one site: a server may store numbers for each of them (FedGNN's keys)."""
 
 
 class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The `SiteData.summary` that a site sends when it joins."""
 
     features: Size
-    classes: Annotated[int, msgspec.Meta(ge=2, le=10_000)]  # a score has a count for each pair
+    classes: Annotated[int, msgspec.Meta(ge=2, le=10_000)]  # a score counts each pair of classes
     task: Annotated[str, msgspec.Meta(max_length=100)]
     counts: tuple[Size, Size, Size]
     nodes: Annotated[int, msgspec.Meta(ge=0, le=MOST_NODES)]
@@ -39,7 +39,7 @@ class SiteSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def read_told(body: bytes, site: SiteSummary) -> list[Told]:
-    """A site's statistics of its columns, of no more rows than it has nodes."""
+    """Read a site's column statistics. No column may have more rows than the site has nodes."""
     told = msgspec.json.decode(body or b"[]", type=list[Told])
     for one in told:
         if one.rows > site.nodes:
@@ -49,7 +49,7 @@ def read_told(body: bytes, site: SiteSummary) -> list[Told]:
 
 
 def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) -> list[Agreed]:
-    """What sites with tables agree on, kept with the run; nothing if a site tells of none."""
+    """Return the common encoder of the run, or an empty list if a site sent no statistics."""
     path = folder / ENCODER
     if is_new:
         path.unlink(missing_ok=True)
@@ -59,9 +59,9 @@ def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) ->
 
 
 def encoded(site: SiteSummary, told: list[Told], encoder: list[Agreed]) -> SiteSummary:
-    """A summary with the features that all sites will have."""
+    """Return a summary with the features that all sites will use."""
     if [one.name for one in told] != [one.name for one in encoder]:
-        return site  # it is refused as different from the others, or from before
+        return site  # it is refused later, because it differs from the others or from before
     names = feature_names(told, encoder)
     words = [word for word in site.words if word.startswith("class ")]
     words += [f"column {name}" for name in names]
@@ -69,7 +69,7 @@ def encoded(site: SiteSummary, told: list[Told], encoder: list[Agreed]) -> SiteS
 
 
 def read_summaries(path: Path) -> dict[str, SiteSummary]:
-    """The summaries of all sites, as a run keeps them."""
+    """Read the summaries of all sites from a run's file."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, SiteSummary])
     except (OSError, msgspec.DecodeError) as error:
@@ -87,7 +87,7 @@ def check_alike(sites: Mapping[str, SiteSummary]) -> None:
         if one == other:
             continue
         if key == "words" and set(one) != set(other):
-            left, right = set(one), set(other)  # a site may send millions
+            left, right = set(one), set(other)  # sets, because a site may send millions of words
             one, other = [w for w in one if w not in right], [w for w in other if w not in left]
         hint = "agree on the columns and give every site the same --classes"
         one, other = (remote.one_line(found, 300) for found in (one, other))

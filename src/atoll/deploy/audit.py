@@ -1,7 +1,7 @@
 """An append-only log of events: one JSON object per line, each with the hash of the line before.
 
-`check_audit` finds a line that was changed or removed later. Several processes may write to one
-log; a lock of the file lets one of them write at a time.
+`check_audit` detects a line that was changed or removed later. Several processes may write to one
+log. A file lock lets only one of them write at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = dict[str, Any]  # a JSON object, from a file or a packet; its readers che
 
 
 class Audit:
-    """Appends events to a file."""
+    """Append events to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,32 +44,32 @@ class Audit:
                 self.unseen = True
                 data = self.path.read_bytes()
                 whole = data[: data.rfind(b"\n") + 1]
-                if whole != data:  # a crash cut the last line off
+                if whole != data:  # a crash cut off the last line
                     os.truncate(self.path, len(whole))
                 self.last = _digest(whole.splitlines(keepends=True)[-1]) if whole else ""
             self.size = os.fstat(self.handle).st_size
             yield
         finally:
-            os.close(self.handle)  # which lets others in
+            os.close(self.handle)  # this releases the lock
             self.handle = -1
 
     def note(self, event: str, **values: object) -> None:
-        """Append one event; when this returns, the operating system has the line."""
+        """Append one event. On return, the operating system has received the line."""
         if self.handle < 0:
             with self.alone():
                 return self.note(event, **values)
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z"
         text = json.dumps({"time": now, "event": event, **values, "before": self.last}, default=str)
         line = text.encode() + b"\n"
-        if os.write(self.handle, line) != len(line):  # what is not noted must not be sent
+        if os.write(self.handle, line) != len(line):  # nothing may be sent without a log entry
             raise DataError(f"audit log {self.path} cannot be written; its disk is full")
         if "release" in values:
-            os.fsync(self.handle)  # a power cut must not renew what was spent
+            os.fsync(self.handle)  # a power cut must not restore spent privacy budget
         self.size, self.last = self.size + len(line), _digest(line)
         return None
 
     def events(self, **values: object) -> list[Json]:
-        """The events with the given values."""
+        """Return the events with the given values."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         try:
             events = [json.loads(line) for line in lines]
@@ -82,7 +82,7 @@ class Audit:
 
     @contextmanager
     def readable(self) -> Iterator[None]:
-        """Name the log in the error of a reader whose values are missing or of other types."""
+        """Name the log in the error if a reader finds a missing value or a wrong type."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, ConfigError) as error:
@@ -91,7 +91,7 @@ class Audit:
 
 
 def check_audit(path: Path) -> int:
-    """Count the events; a line that does not contain the hash of the line before is an error."""
+    """Count the events. Raise an error if a line lacks the hash of the line before it."""
     before = ""
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):

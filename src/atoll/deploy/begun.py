@@ -1,4 +1,4 @@
-"""The runs that began at a site, by its audit log: one name, one configuration, one encoder."""
+"""The runs that began at a site, from its audit log: one name, one configuration, one encoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.experiment.config import RunConfig, make_config
 
 
 def ordered(text: str) -> RunConfig:
-    """The server's configuration; its data are a name for tables, never a file of this machine."""
+    """Parse the server's configuration. Its `data` is only a name, never a file of this machine."""
     try:
         given = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -27,7 +27,7 @@ def ordered(text: str) -> RunConfig:
 
 
 def digest_of(encoder: Sequence[Agreed]) -> str:
-    """A name of an encoder of all sites; "" if each site has its own."""
+    """Return the SHA-256 of the common encoder, or "" if each site has its own encoder."""
     return hashlib.sha256(msgspec.json.encode(encoder)).hexdigest() if encoder else ""
 
 
@@ -39,25 +39,25 @@ class Begun:
         self.run = run
         with audit.readable():
             self.configs = [ordered(event["config"]) for event in events if "config" in event]
-        # An earlier version noted neither the encoder nor the data.
+        # Earlier versions logged neither the encoder nor the data.
         self.encoders = [event["encoder"] for event in events if "encoder" in event]
-        every = audit.events(event="begin")  # the data are those of all seeds
+        every = audit.events(event="begin")  # all seeds share the data
         same = [event for event in every if all_seeds(str(event.get("run"))) == all_seeds(run)]
         self.data = [event["data"] for event in same if "data" in event]
 
     def check(self, config: RunConfig) -> None:
-        """Refuse another configuration: states and noise of a run are for its method and scale."""
+        """Refuse another configuration, because states and noise depend on method and scale."""
         if any(known != config for known in self.configs):
             raise Refusal(f"run '{self.run}' was begun here with another configuration")
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse other data: the card has one fingerprint, and a private state is of one owner."""
+        """Refuse other data: a card has one fingerprint, and a state belongs to one owner."""
         if any(known != fingerprint for known in self.data):
             hint = "start the site with those, or begin a new run"
             raise Refusal(f"run '{self.run}' was begun here with other data; {hint}")
 
     def news(self, config: RunConfig, text: str, encoder: str, data: str = "") -> Json:
-        """The values to note when the run begins, once each; refuse any other than before."""
+        """Return the values to log when the run begins, each only once. Refuse changed values."""
         self.check(config)
         if any(known != encoder for known in self.encoders):
             raise Refusal(f"run '{self.run}' was begun here with another encoder of its tables")
@@ -70,7 +70,7 @@ class Begun:
         }
 
     def encoder(self, folder: Path) -> list[Agreed]:
-        """The encoder, from the run's folder; empty if each site has its own."""
+        """Read the encoder from the run's folder. It is empty if each site has its own."""
         if not self.encoders:
             why = "an earlier version began it, which did not note the encoder"
             raise Refusal(f"run '{self.run}' has tables, and {why}; resume it once more")

@@ -1,7 +1,7 @@
-"""The server's side of a federated run: agree with the sites, run every seed, keep everything.
+"""The server's side of a federated run: agree with the sites, run every seed, save all results.
 
-Transport-free: sites are behind a `Fleet`. Another process can continue a run from its folder: the
-roster, a checkpoint per seed written after every round, the audit log.
+This module does not depend on a transport: sites are behind a `Fleet`. Another process can continue
+a run from its folder: the roster, a checkpoint per seed after every round, and the audit log.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from atoll.experiment.rounds import Experiment, Run
 class Order(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Everything that `atoll federate run` decides; an older server reads it without new fields."""
+    """Everything that `atoll federate run` decides. An older server ignores new fields."""
 
     run: str  # names the run on the server and at the sites
     config: str  # as TOML
@@ -89,12 +89,12 @@ class Order(
     quorum: int  # fewest sites that a round may have
     deadline: float = 600.0  # seconds that a step may take
     join: float = 120.0  # seconds that a site may take to answer at the start
-    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the others'
-    without: tuple[str, ...] = ()  # sites that the administrator continued without
+    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the other norms
+    without: tuple[str, ...] = ()  # sites that the administrator excluded
 
 
 class TooFew(ClientLost):
-    """Fewer sites than the quorum; the run is saved up to the last complete round."""
+    """Fewer sites than the quorum answered. The run is saved up to the last complete round."""
 
     def __init__(self, order: Order, out: Mapping[str, remote.Failure]) -> None:
         answer = f"{len(order.sites) - len(out)} of {len(order.sites)} sites answer"
@@ -104,7 +104,7 @@ class TooFew(ClientLost):
 
 
 class Diverged(AtollError):
-    """Training diverged at most sites: the model that they received was bad already."""
+    """Training diverged at most sites, so the model that they received was already bad."""
 
     def __init__(self, round: int, problem: str) -> None:
         cause = "an update that a site sent is the likely cause (audit.jsonl has their norms)"
@@ -114,7 +114,7 @@ class Diverged(AtollError):
 
 @dataclass(frozen=True)
 class Settled:
-    """A run with every choice named; the method is bare, without differential privacy."""
+    """A run with every choice resolved. The method excludes differential privacy."""
 
     roster: remote.Roster
     config: RunConfig
@@ -123,7 +123,7 @@ class Settled:
 
     @staticmethod
     def of(wanted: RunConfig, roster: remote.Roster) -> Settled:
-        """Fill the gaps of a configuration by its protocol and by the data that sites reported."""
+        """Fill in missing choices from the protocol and from the data that the sites reported."""
         given = msgspec.structs.replace(wanted, objects=("data",), clients=len(roster))
         config, rules = resolve(given, roster.task.name)
         config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
@@ -135,12 +135,12 @@ class Settled:
 
     @property
     def select(self) -> str:
-        """How the round is picked; without scores it is the last, whatever a site sends."""
+        """The rule that selects the round. If sites send no scores, it is the last round."""
         kept = keeps_scores(self.config.dp)
         return "last" if kept else select_rule(self.config, self.rules)
 
     def result(self, seeds: Sequence[SeedResult], setup: float, folder: Path) -> Result:
-        """The result of all seeds."""
+        """Return the result of all seeds."""
         config, roster = self.config, self.roster
         ledgers = [seed.ledger for seed in seeds]
         return Result(
@@ -164,7 +164,7 @@ class Settled:
 def coordinate(
     order: Order, fleet: remote.Fleet, folder: Path, on_round: Callable[[Json], None]
 ) -> Result:
-    """Run, or continue, an order; the result is saved in the folder, which is locked meanwhile."""
+    """Start or continue a run. Lock the folder meanwhile and save the result in it."""
     with FolderLock(folder, f"another job of run '{order.run}' is still active on the server"):
         return _coordinate(order, fleet, folder, on_round)
 
@@ -221,7 +221,7 @@ def _coordinate(
 
 
 def read_federated_result(order: Order, folder: Path) -> Result:
-    """The result of a finished run, from the files that the server sent."""
+    """Read the result of a finished run from the files that the server sent."""
     wanted = make_config(**parse_config(order.config, "the configuration"))
     roster = _roster(order, wanted, read_summaries(folder / ROSTER))
     settled, seeds = Settled.of(wanted, roster), []
@@ -238,9 +238,9 @@ def read_federated_result(order: Order, folder: Path) -> Result:
 def agree(
     order: Order, config: RunConfig, fleet: remote.Fleet, folder: Path, audit: Audit
 ) -> tuple[remote.Roster, dict[str, remote.Failure]]:
-    """Greet the sites: the roster, and the missing sites, of which a new run may have none.
+    """Greet the sites. Return the roster and the failed sites.
 
-    A resumed run continues without those that fail, as long as the quorum is met.
+    A new run needs all its sites. A resumed run continues without them if the quorum is met.
     """
     wanted = {"method": config.method, "rounds": config.rounds or 0}
     privacy = msgspec.to_builtins(config.dp)
@@ -259,7 +259,7 @@ def agree(
         versions[site] = str(packet.head.pop("atoll", "older"))[:40]
         try:
             summary = msgspec.convert(packet.head, SiteSummary)
-            if keeps_scores(config.dp):  # sizes stay at the sites: whatever one tells counts none
+            if keeps_scores(config.dp):  # sizes stay at the sites, so ignore any that a site sends
                 summary = msgspec.structs.replace(summary, counts=(0, 0, 0), nodes=0)
             told[site] = read_told(packet.body, summary)
             joined[site] = summary
@@ -316,16 +316,16 @@ class FederatedExperiment(Experiment):
     config: RunConfig
     fleet: remote.Fleet
     audit: Audit
-    encoder: Path  # of the sites' tables, if they have some
+    encoder: Path  # the file of the common encoder, which exists only for tables
     out: dict[str, remote.Failure]
     activity: ServerRun
-    earlier: tuple[Ledger, ...]  # of the seeds before this one
+    earlier: tuple[Ledger, ...]  # ledgers of the seeds before this one
 
     def begin(self) -> Run:
         return FederatedRun(self)
 
     def report(self, on_round: Callable[[Json], None], history: History) -> None:
-        """Note a complete round, and pass on the progress of the run in plain values."""
+        """Log a complete round, and report the progress of the run as plain values."""
         score = float(validation_curve(history, self.config, history.rounds - 1)[-1])
         validation = None if np.isnan(score) else score
         out = {site: why.reason for site, why in self.out.items()}
@@ -339,13 +339,13 @@ class FederatedExperiment(Experiment):
 
 
 class FederatedRun(Run):
-    """An experiment under way on real sites."""
+    """A running experiment on real sites."""
 
     experiment: FederatedExperiment
     simulation: remote.Cohort
 
     def backend(self) -> Backend:
-        """The sites, after they have built the method."""
+        """Return the sites after they have built the method."""
         wanted, method = self.experiment, self.experiment.method
         roster = cast(remote.Roster, wanted.federation)
         self.run_name = f"{wanted.order.run}-{wanted.seed}"
@@ -361,7 +361,7 @@ class FederatedRun(Run):
         return _no_history(self.simulation.federation)
 
     def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
-        """Have the sites build the method, and start or continue."""
+        """Let the sites build the method, and start or continue the run."""
         assert checkpoint is not None
         wanted, out = self.experiment, self.simulation.out
         earlier = checkpoint.parent.parent / "earlier"
@@ -377,13 +377,13 @@ class FederatedRun(Run):
         )
         first = wanted.seed == wanted.config.seed and not checkpoint.exists()
         refused = {site: why for site, why in failures.items() if why.kind == remote.REFUSED}
-        if refused and first:  # nothing is lost yet: the administrator can choose again
+        if refused and first:  # nothing is lost yet, and the administrator can choose again
             raise remote.SitesFailed(refused)
         self._leave_out(failures, -1)
         super().start_from(checkpoint, fingerprint)
 
     def _begin_at(self, sites: list[str]) -> dict[str, remote.Failure]:
-        """Have the sites build the method; those that did not."""
+        """Let the sites build the method. Return the failed sites."""
         wanted = self.experiment
         head = {"do": "begin", "run": self.run_name, "config": config_text(wanted.config)}
         if wanted.encoder.exists():
@@ -392,14 +392,14 @@ class FederatedRun(Run):
         return wanted.fleet.map("begin", packets, wanted.order.join)[1]
 
     def start(self) -> None:
-        """The server's first tree, made with the sites that answer."""
+        """Create the server's first tree with the sites that answer."""
         self._whole(super().start, -1)
 
     def one_round(self) -> None:
-        """A whole round with the sites that answer; one that fails is left out and reported."""
+        """Run a complete round with the sites that answer. Exclude and report failed sites."""
         self._welcome_back()
         self._whole(super().one_round, self.history.rounds)
-        # The file still has the round before: it stays for a round that diverges everywhere.
+        # The file still contains the previous round. Keep it in case the next round diverges.
         self.earlier.parent.mkdir(exist_ok=True)
         self.earlier.unlink(missing_ok=True)
         try:
@@ -408,14 +408,14 @@ class FederatedRun(Run):
             write_atomically(self.earlier, self.checkpoint.read_bytes())
 
     def _whole(self, action: Callable[[], None], round: int) -> None:
-        """Repeat an action without the sites that fail in it, until it happens whole."""
+        """Repeat an action without the sites that fail in it, until it succeeds as a whole."""
         while True:
             self.simulation.engine.begin()
             server, entries = self.server, len(self.ledger.entries)
             try:
                 action()
             except remote.SitesFailed as error:
-                if error.failures.keys() <= self.simulation.out.keys():  # it would fail for ever
+                if error.failures.keys() <= self.simulation.out.keys():  # it would fail forever
                     raise self._diverged(round, str(error)) from error
                 self.server = server
                 del self.ledger.entries[entries:]
@@ -427,13 +427,13 @@ class FederatedRun(Run):
             return
 
     def _diverged(self, round: int, problem: str) -> Diverged:
-        """The error, and a mark: continuing without a site begins before the round before."""
+        """Return the error, and mark the run: `--without` continues one round earlier."""
         self.mark.parent.mkdir(exist_ok=True)
         self.mark.write_text(str(round))
         return Diverged(round, problem)
 
     def _commit(self, round: int) -> None:
-        """Let a round count; sites keep the private state that belongs to the selected model."""
+        """Commit a round. Sites keep the private state that belongs to the selected model."""
         engine = self.simulation.engine
         engine.commit(round)
         if self.keeper is not None and self.keeper.model is not None:
@@ -458,7 +458,7 @@ class FederatedRun(Run):
         raise TooFew(wanted.order, out)
 
     def _welcome_back(self) -> None:
-        """Sites that were lost and answer again take part from this round on."""
+        """Include lost sites that answer again, starting with this round."""
         out, note = self.simulation.out, self.experiment.audit.note
         for site, why in list(out.items()):
             if why.kind == remote.LOST and self.experiment.fleet.back(site):
@@ -469,14 +469,14 @@ class FederatedRun(Run):
 
 
 def outcome(action: Callable[[], Result]) -> Json:
-    """The status of a run after it ended, and a sentence, as plain values."""
+    """Run the action. Return the final status of the run and a reason, as plain values."""
     try:
         action()
     except AtollError as error:
         kinds = {TooFew: "short", remote.Aborted: "stopped", Busy: "busy", AtollError: "failed"}
         status = next(kinds[kind] for kind in kinds if isinstance(error, kind))
         return {"status": status, "reason": str(error)}
-    except Exception as error:  # an unknown one would end the job, which is then tried again
+    except Exception as error:  # an unknown error would end the job, and FLARE would retry it
         logging.getLogger(__name__).exception("the run failed")
         problem = f"{type(error).__name__}: {error}"[:1000]
         return {"status": "failed", "reason": f"the server failed ({problem}); its log has more"}
@@ -484,12 +484,12 @@ def outcome(action: Callable[[], Result]) -> Json:
 
 
 def order_text(order: Order) -> str:
-    """An order as letters and digits: FLARE takes braces in a job's arguments for formulas."""
+    """Encode an order as URL-safe base64, because FLARE interprets braces in job arguments."""
     return base64.urlsafe_b64encode(msgspec.json.encode(order)).decode()
 
 
 def read_order(text: str) -> Order:
-    """The order that `order_text` wrote."""
+    """Decode an order that `order_text` encoded."""
     try:
         order = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Order)
         check_name(order.run)  # it names a folder

@@ -1,13 +1,13 @@
-"""The model of a finished run at the sites that took part, signed by the server.
+"""Delivery of the model of a finished run to its sites, signed by the server.
 
-A site keeps it in `runs/RUN/model` of its kit's folder `atoll`:
+A site stores it in `runs/RUN/model` in the folder `atoll` of its kit:
 
-- `seed-N/model.toml`, `seed-N/deployed.safetensors`: the model that this site may have, which is
-  the global one or its own, never another site's (`experiment.model`);
-- added by the site: `seed-N/private.safetensors` from its own state, where predicting needs it,
-  `seed-N/encoder.json` if it has tables, `seed-N/own.toml` with all facts that the card and
-  predictions read, and `seed-N/MODEL_CARD.md`. Of model.toml the site reads only a `Claim`;
-- `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each file above;
+- `seed-N/model.toml`, `seed-N/deployed.safetensors`: the model for this site. It is the global
+  model or the site's own, never another site's (`experiment.model`).
+- added by the site: `seed-N/private.safetensors` from its state, if predictions need it;
+  `seed-N/encoder.json` for tables; `seed-N/own.toml` with all facts for the card and predictions;
+  and `seed-N/MODEL_CARD.md`. The site reads only a `Claim` from model.toml.
+- `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each server file.
 - `manifest.sig`, `server.crt`: the server's signature of the manifest, and its certificate.
 """
 
@@ -78,9 +78,9 @@ from atoll.experiment.threshold import Threshold, choose, parse_rule
 MANIFEST = "manifest.json"
 SEAL = (MANIFEST, "manifest.sig", "server.crt")  # files with the parts of `heads.Sealed`
 PRIVATE = "private.safetensors"
-ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # by a site
-SENT = (ABOUT, "deployed.safetensors")  # by the server
-PURPOSE = b"atoll model\n"  # signed with the manifest: the key has other uses
+ADDED = (PRIVATE, "encoder.json", OWN, CARD)  # files that a site adds
+SENT = (ABOUT, "deployed.safetensors")  # files that the server sends
+PURPOSE = b"atoll model\n"  # a signed prefix, because the key has other uses too
 HASH = hashes.SHA256()
 Claimed = TypeVar("Claimed")
 PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
@@ -91,14 +91,14 @@ class Foreign(WireError):
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file as the server sent it."""
+    """Size and hash of a file that the server sent."""
 
     size: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The signed content of `manifest.json`; a later version may add fields."""
+    """The signed content of `manifest.json`. A later version may add fields."""
 
     run: str
     site: str
@@ -109,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     atoll: str  # the server's version
 
     def check_names(self) -> None:
-        """Refuse any file but those of the seeds: a name of the server's becomes a path."""
+        """Refuse any file that does not belong to a seed, because a name becomes a path."""
         wanted = {f"seed-{seed}/{name}" for seed in self.rounds for name in SENT}
         for name in sorted(self.files.keys() - wanted):
             raise WireError(f"'{name[:100]}' cannot name a file of a model")
@@ -118,13 +118,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The server's part of a threshold; rule and class are of the configuration."""
+    """The server's part of a threshold. The configuration contains the rule and the class."""
 
     value: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """All that a site takes from a delivered model.toml: the facts that only the server knows."""
+    """The facts that a site reads from a delivered model.toml: only the server knows them."""
 
     client_metric: str = "accuracy"
     client_scores: Annotated[list[float], msgspec.Meta(max_length=1)] = []
@@ -132,9 +132,9 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manifest:
-    """The manifest, if the server of the kit's federation signed it.
+    """Return the manifest if the server of the kit's federation signed it.
 
-    An ended certificate counts if the audit log noted the manifest before.
+    An expired certificate is accepted if the audit log already contains the manifest.
     """
     certificate = _server_certificate(sealed.certificate.encode(), kit)
     noted = audit is not None and audit.events(**_delivered(sealed.manifest))
@@ -155,12 +155,12 @@ def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manife
 
 
 def _delivered(manifest: str) -> dict[str, str]:
-    """The event of a delivered model in the audit log."""
+    """Return the event of a delivered model in the audit log."""
     return {"event": "delivered", "manifest": hashlib.sha256(manifest.encode()).hexdigest()}
 
 
 def _server_certificate(pem: bytes, kit: Path) -> x509.Certificate:
-    """The certificate, if the kit's root issued it to the kit's server."""
+    """Return the certificate if the kit's root issued it to the kit's server."""
     try:
         root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
         about = json.loads((kit / "startup" / "fed_client.json").read_text())
@@ -204,7 +204,7 @@ class Signer:
 
 
 def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[str, str]:
-    """Send every site its model of a finished run; why a site did not take it, by site."""
+    """Send every site its model of a finished run. Return the reason of each site that failed."""
     audit, run = Audit(folder / "audit.jsonl"), RunFolder(folder)
     seeds = [seed for seed in run.config.all_seeds if run.model_folder(seed).exists()]
     if not seeds:
@@ -217,7 +217,7 @@ def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[st
         for seed in seeds:
             part, rounds[seed] = site_model(run.model_folder(seed), place)
             files |= {f"seed-{seed}/{name}": data for name, data in part.items()}
-            # In runs of an earlier version sites did not keep the state of the selected round.
+            # In earlier versions, sites did not keep the state of the selected round.
             kept[seed] = states[seed]["kept"][place] if "kept" in states[seed] else NEVER
         manifest = Manifest(
             run=order.run,
@@ -246,13 +246,13 @@ def _file(data: bytes) -> File:
 
 
 def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
-    """The files of one site's model, as that of its only client, and the selected round."""
+    """Return the files of one site's model, as a model of one client, and the selected round."""
     model = read_model(folder)
     (tree, _), picked = model.of_client(place), int(model.rounds[place])
     about: Json = dict(model.about or {})
     one = {name: about.get(name, [])[place:][:1] for name in ("client_names", "client_scores")}
     about |= {"round": picked, "clients": 1, "one_per_client": False, "private_parts": False, **one}
-    # Scores of the whole federation would tell a site those of the others.
+    # Scores of the whole federation would disclose the other sites' scores.
     about |= {"files": {}, "scores": {}, "alerts": {}}
     if chosen := Threshold.of(about):
         alone = replace(chosen, precision=None, recall=None, alerts=None)
@@ -262,7 +262,7 @@ def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
 
 
 def receive(site: Site, packet: Packet) -> Packet:
-    """Check a model that the server sends, and keep it; the same one again changes nothing."""
+    """Check a model that the server sent, and store it. An identical model changes nothing."""
     head, kit = read_head(Delivery, packet.head), site.kit
     site.policy.check_model(len(packet.body))
     manifest = open_sealed(head, kit)
@@ -281,7 +281,7 @@ def receive(site: Site, packet: Packet) -> Packet:
 
 
 def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], folder: Path) -> None:
-    """Write a model to its folder; a whole one stays there until its owner deletes it."""
+    """Write a model to its folder. An intact model stays there until its owner deletes it."""
     if (folder / MANIFEST).exists():
         try:
             there = verify_model(folder, site.kit)
@@ -292,14 +292,14 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
         else:
             if msgspec.structs.replace(there, atoll=manifest.atoll) == manifest:
                 event = _delivered((folder / MANIFEST).read_bytes().decode())
-                noted = site.audit.events(**event)  # not after a crash
+                noted = site.audit.events(**event)  # a crash may have prevented the entry
                 event = {"event": "kept"} if noted else event
                 site.audit.note(**event, run=head.run, **site.cost())
                 return
             hint = f"its owner can delete the folder runs/{head.run}/model"
             raise Refusal(f"another model of run '{head.run}' is at the site already; {hint}")
     size = sum(len(data) for part in parts for data in part.files.values())
-    site.policy.check_disk(site.folder, head.run, size)  # the old one stays until the new is whole
+    site.policy.check_disk(site.folder, head.run, size)  # the old model stays until the end
     texts, notes = (head.manifest, head.signature, head.certificate), dict[str, Any]()
     seal = dict(zip(SEAL, map(str.encode, texts), strict=True))
     with replacing(folder) as new:
@@ -312,7 +312,7 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
             lacks: Json = {}  # of this seed only
             try:
                 _add_own_part(site, manifest, part, place)
-            except WireError as error:  # the rest of the model is useful without it
+            except WireError as error:  # the rest of the model is useful without the private part
                 lacks = {"incomplete": str(error)}
             _add_card(site, manifest, part, place, lacks)
             notes |= lacks
@@ -328,7 +328,7 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
     for seed, picked in manifest.rounds.items():
         if seed not in config.all_seeds:
             raise WireError(f"run '{manifest.run}' has no seed {seed}")
-        last = (config.rounds or 0) - 1  # the only one that is selected without scores
+        last = (config.rounds or 0) - 1  # without scores, only this round can be selected
         if not (last if keeps_scores(config.dp) else 0) <= picked <= last:
             what = f"the model of run '{manifest.run}' is of round {picked + 1}"
             raise WireError(f"{what}, which that run cannot select")
@@ -339,7 +339,7 @@ def _check_begun(audit: Audit, manifest: Manifest) -> None:
 
 
 def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
-    """The files of a packet's body, each as the manifest says."""
+    """Split a packet's body into the files of the manifest, and check each file."""
     files, start = dict[str, bytes](), 0
     manifest.check_names()
     for name, file in manifest.files.items():
@@ -353,7 +353,7 @@ def _cut(body: bytes, manifest: Manifest) -> dict[str, bytes]:
 
 
 class Part(NamedTuple):
-    """The model of one seed, with the configuration and the data that the seed began with here."""
+    """The model of one seed, with the configuration and the data of this seed at this site."""
 
     seed: int
     files: dict[str, bytes]  # as sent, by name
@@ -369,15 +369,15 @@ class Part(NamedTuple):
         return Part(seed, own, config, build_method(config, *sizes), data)
 
     def claim(self, kind: type[Claimed]) -> Claimed:
-        """The content of the delivered model.toml, which no reader at a site gets to see."""
+        """Parse the delivered model.toml. Other readers at a site do not see its content."""
         try:
             return msgspec.convert(tomllib.loads(self.files[ABOUT].decode()), kind)
-        except Exception as error:  # the server's text may fail the reader in any way
+        except Exception as error:  # the server's text may cause any error in the reader
             raise WireError(f"{ABOUT} of the model of seed {self.seed} cannot be read") from error
 
 
 def _check_facts(part: Part, manifest: Manifest) -> None:
-    """Refuse a model whose sizes are not those of this site: readers allocate memory by them."""
+    """Refuse a model whose sizes differ from the site's: readers allocate memory by them."""
     data, about = part.data, part.claim(dict)
     own: Json = {"features": data.graph.num_features, "classes": data.classes, "clients": 1}
     own |= {"task": data.graph.task.name, "one_per_client": False, "private_parts": False}
@@ -387,9 +387,9 @@ def _check_facts(part: Part, manifest: Manifest) -> None:
 
 
 def _check_form(site: Site, part: Part) -> None:
-    """Refuse what are no tensors; in a private run also those of another form than the model's.
+    """Refuse data that are not tensors. In a private run, also refuse tensors of another form.
 
-    Whether tensors of the server's choice fit the graph would tell its size.
+    Otherwise a server could find out the size of the graph by sending tensors that may fit it.
     """
     private = part.config.dp is not None
     site.private = site.private or private
@@ -402,7 +402,7 @@ def _check_form(site: Site, part: Part) -> None:
 
 
 def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> None:
-    """Add the tensors that only this site has, if predicting needs them."""
+    """Add the tensors that only this site has, if predictions need them."""
     seed, data, method = part.seed, part.data, part.method
     counts = manifest.states.get(seed, NEVER)
     if not reads_states(method):
@@ -413,14 +413,14 @@ def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> N
     whole = replace(read_model(folder), private=[state])
     try:
         own = whole.only_read(method, Federation((data.graph,), data.classes))
-    except Exception as error:  # tensors of other shapes may fail any network in any way
+    except Exception as error:  # tensors of other shapes may cause any error in a network
         raise WireError(f"the tensors of the model of seed {seed} do not fit its method") from error
     if own.private:
         write_atomically(folder / PRIVATE, encode_private(own.private))
 
 
 def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, lacks: Json) -> None:
-    """Write all facts of the model, as this site knows them, and the model's card."""
+    """Write all facts of the model, as this site knows them, and the model card."""
     data, config, method, claim = part.data, part.config, part.method, part.claim(Claim)
     own, tables = Federation((data.graph,), data.classes, metric=data.metric), data.encoder
     told = any(e.get("told", {}).get("columns") for e in site.audit.events(event="hello"))
@@ -436,7 +436,7 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, lacks: J
         "one_per_client": False,
         "private_parts": False,
         **described(config, method, own),
-        "data": data.name,  # the server's word for them may be any
+        "data": data.name,  # the server may use any name for them
         "encoder": tables is not None,
         "measured": MODES[0] if told else "",
         "class_names": list(data.class_names),
@@ -460,7 +460,7 @@ def _add_card(site: Site, manifest: Manifest, part: Part, folder: Path, lacks: J
 
 
 def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
-    """This site's own threshold of these tensors if its scores stay here, else the server's."""
+    """Choose the threshold at this site if its scores stay here, else use the server's."""
     config, positive = part.config, positive_of(part.config, replace(part.data, name="its data"))
     if config.threshold is None:
         return {}
@@ -474,7 +474,7 @@ def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
         with torch.no_grad():
             scores, _ = evaluator.score(graph, *model.of_client(0), make_key(0))
         bins = toward(scores, positive).bins
-    except Exception:  # tensors of the server's choice; whether they fail must not show
+    except Exception:  # the server chose the tensors, and must not learn whether they fail
         return {}
     counts = None if bins is None else bins[ROLES.index("val")].numpy()
     chosen = None if counts is None else choose(parse_rule(config.threshold), counts, positive)
@@ -482,9 +482,9 @@ def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
 
 
 def verify_model(folder: Path, kit: Path) -> Manifest:
-    """Check a delivered model with the kit of its site: the signature, and every file."""
+    """Check the signature and every file of a delivered model with the kit of its site."""
     try:
-        texts = [(folder / name).read_bytes().decode() for name in SEAL]  # each byte counts
+        texts = [(folder / name).read_bytes().decode() for name in SEAL]  # each byte matters
     except (OSError, UnicodeDecodeError) as error:
         raise WireError(f"'{folder}' holds no delivered model ({error})") from error
     manifest = open_sealed(Sealed(*texts), kit, Audit(state_folder(kit) / "audit.jsonl"))

@@ -1,7 +1,7 @@
 """Disclosures of a site: every field of every reply, with shape, bytes, reason and verdict.
 
-The method runs for a few rounds on this machine, with the site's own graph in place of every
-client's, so that the shapes are the real ones; nothing is sent.
+The method runs for a few rounds on this machine, and every client has the site's own graph, so
+the shapes are real. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from atoll.experiment.privacy import with_privacy
 from atoll.experiment.rounds import Experiment
 from atoll.present.terminal import FittedTable
 
-ROUNDS = 2  # rounds that are tried, where the configuration names none
+ROUNDS = 2  # rounds of the trial run
 
 
 class _Recorder(Serial):
-    """Serial, noting the replies of client 0."""
+    """A serial engine that records the replies of client 0."""
 
     def __init__(self, inputs: EngineInputs) -> None:
         super().__init__(inputs.graphs())
@@ -62,11 +62,11 @@ class _Recorder(Serial):
 
 
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
-    """Everything that a run of the configuration would send from this site."""
+    """Return every field that a run of the configuration would send from this site."""
     config, _ = resolve(config, data.graph.task.name)
     bare = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
     method = with_privacy(bare, config.dp)
-    # Two clients with this site's data: shapes are its own, and every reply can be stacked.
+    # Both clients have this site's data, so the shapes are real and every reply can be stacked.
     federation = Federation((data.graph, data.graph), data.classes, name=data.name)
     metric = bins_metric(config, federation, sparing=True)
     how: Json = {"rounds": ROUNDS, "engine": _Recorder, "metric": metric}
@@ -97,7 +97,7 @@ def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
 
 
 def _joining(config: RunConfig, data: SiteData, policy: Policy) -> Json:
-    """What a site tells when it joins, of its data and of its columns, or why it tells nothing."""
+    """Return the facts that a site sends when it joins, or the reason why it sends nothing."""
     mode = config.encoder or MODES[0]
     try:
         summary, told = data.tell(policy, mode, config.dp)
@@ -110,7 +110,7 @@ def _joining(config: RunConfig, data: SiteData, policy: Policy) -> Json:
 def _verdict(
     policy: Policy, subject: Step | RunConfig, *fields: str, method: Method | None = None
 ) -> str:
-    """The policy's decision on a run, or on sending some fields of a step's reply."""
+    """Return the policy's decision on a run, or on sending fields of a step's reply."""
     try:
         if isinstance(subject, Step):
             policy.check_step(subject, 0)
@@ -131,7 +131,7 @@ def _listed(value: object) -> str:
 
 
 def disclosure_table(found: Json) -> Group:
-    """The same as a table."""
+    """Format a disclosure as a table."""
     table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("step", "field", "shape", "type", "bytes/round", "verdict"):
         table.add_column(name, justify="right" if name.startswith("bytes") else "left")

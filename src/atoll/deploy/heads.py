@@ -1,6 +1,6 @@
 """The heads of the packets that a server may send to a site, each field with its type and bounds.
 
-A head is checked here before a site logs, stores or computes anything by it.
+A site checks a head here before it logs, stores or computes anything from it.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from atoll.deploy.audit import Json
 from atoll.engines.fleet import NEVER
 
 CONFIG = 16_384
-"""Characters of the longest configuration; the longest recipe has about 2,000."""
+"""Length of the longest configuration in characters. The longest recipe has about 2,000."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 Word = Annotated[str, Meta(max_length=200)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A server asks whether a site would take part in a run."""
+    """The server asks whether a site would take part in a run."""
 
     run: Word
     method: Word
     rounds: Annotated[int, Meta(ge=0)]
     dp: Annotated[dict[Word, float | Word], Meta(max_length=20)] | None
     atoll: Annotated[str, Meta(max_length=40)] = ""  # the server's version, for the log
-    encoder: Word = ""  # "federated" asks for what a site tells of its columns
+    encoder: Word = ""  # "federated" asks for the statistics of a site's columns
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """A server has a site build the method of a run."""
+    """The server asks a site to build the method of a run."""
 
     run: Word
     config: Annotated[str, Meta(max_length=CONFIG)]
-    # What all sites use for the columns of their tables: a list of `data.own.agree.Agreed`.
+    # The common encoder for the columns of all sites' tables: a list of `data.own.agree.Agreed`.
     encoder: Annotated[list[Agreed], Meta(max_length=100_000)] = []
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A server asks for one step; the body holds the message."""
+    """The server asks for one step. The body contains the message."""
 
     run: Word
     owner: Word
@@ -52,9 +52,9 @@ class Question(msgspec.Struct, frozen=True):
     flags: Annotated[dict[Word, bool], Meta(max_length=20)]
     round: Annotated[int, Meta(ge=-1, le=1 << 31)]
     attempt: Word
-    state: Annotated[int, Meta(ge=NEVER, le=1 << 31)]  # the round whose private state counts
+    state: Annotated[int, Meta(ge=NEVER, le=1 << 31)]  # the round whose private state is valid
     key: Int64
-    keep: Annotated[int, Meta(ge=NEVER, le=1 << 31)] = NEVER  # that of the selected round so far
+    keep: Annotated[int, Meta(ge=NEVER, le=1 << 31)] = NEVER  # the selected round so far
 
 
 class Sealed(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 class Delivery(Sealed, frozen=True):
-    """A server sends the model of a finished run; the body holds the files of the manifest."""
+    """The server sends the model of a finished run. The body contains the manifest's files."""
 
     run: Word
 
@@ -75,7 +75,7 @@ Head = TypeVar("Head", Hello, Begin, Question, Delivery)
 
 
 def read_head(kind: type[Head], head: Json) -> Head:
-    """The checked head of a packet; the error quotes no value of it."""
+    """Check and return the head of a packet. The error quotes none of its values."""
     try:
         found = msgspec.convert(head, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -85,13 +85,13 @@ def read_head(kind: type[Head], head: Json) -> Head:
 
 
 def check_name(run: str) -> None:
-    """Refuse a name that cannot be a run's, which is the name of a folder too."""
+    """Refuse an invalid name of a run, because it is also the name of a folder."""
     if not NAME.fullmatch(run):
         raise WireError("a run's name is up to 100 letters, digits, '-' and '_'")
 
 
 def short(value: object, most: int = 100) -> object:
-    """A value of a packet as a log keeps it: a number or a short text in ASCII, never nested."""
+    """Shorten a value of a packet for the log: a number or short ASCII text, never nested."""
     if isinstance(value, int) and abs(value) < 1 << 63:
         return value
     if not isinstance(value, str):

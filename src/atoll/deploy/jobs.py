@@ -1,4 +1,4 @@
-"""The two classes that a FLARE job names: all that a kit's allow-list lets run."""
+"""The two classes that a FLARE job names. A kit's allow-list lets no other class run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.json
 
 
 class Coordinator(FleetController):
-    """Runs a federated run on the server."""
+    """Run a federated run on the server."""
 
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         order = read_order(self.order)
@@ -37,7 +37,7 @@ class Coordinator(FleetController):
             result = coordinate(order, fleet, folder, self.progress.update)
             try:
                 undelivered.update(deliver(order, fleet, folder, Signer(kit)))
-            except Exception as error:  # the run is complete whatever happens now
+            except Exception as error:  # the run is already complete
                 logging.getLogger(__name__).exception("the model was not delivered")
                 why = f"the server failed to send it ({one_line(error, 300)})"
                 undelivered.update(dict.fromkeys(order.sites, why))
@@ -46,7 +46,7 @@ class Coordinator(FleetController):
         ended = {**outcome(action), "undelivered": undelivered}
         out.mkdir(parents=True, exist_ok=True)
         files = (*map(folder.joinpath, RESULT), *folder.glob("**/seed-*/*"))
-        for path in () if ended["status"] == "busy" else files:  # then they are another job's
+        for path in () if ended["status"] == "busy" else files:  # busy: files of another job
             if path.exists():
                 to = out / path.relative_to(folder)
                 to.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class Coordinator(FleetController):
 
 
 class Participant(SiteExecutor):
-    """Takes part at a site, with the data and the policy that its owner named."""
+    """Take part at a site, with the data and the policy that its owner named."""
 
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
         settings = read_settings(kit)

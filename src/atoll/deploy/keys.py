@@ -1,7 +1,7 @@
-"""Keys of a federation: its root, and how a party gets, renews and keeps a certificate.
+"""Keys of a federation: its root, and how a party gets, renews and stores a certificate.
 
-A party makes its own key and sends a request; the coordinator signs it with the root's key, which
-is stored encrypted. FLARE's distributed provisioning does the work. No private key travels.
+A party creates its own key and sends a request. The coordinator signs it with the root's key, which
+is stored encrypted. FLARE's distributed provisioning does the work. No private key is transferred.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from atoll.deploy.kits import (
     write_about,
 )
 
-ROOT = "root"  # in the coordinator's folder: the root's certificate, and its key, encrypted
+ROOT = "root"  # in the coordinator's folder: the root's certificate, and its encrypted key
 PENDING = "pending"  # in a kit: a key that waits for its certificate
 DAYS = 360
-"""Days that a certificate is valid; `approve --days` sets another number."""
-KINDS = {"site": "site", "server": "server", "user": "admin"}  # FLARE's words, and ours
+"""Days that a certificate is valid by default. `approve --days` sets another number."""
+KINDS = {"site": "site", "server": "server", "user": "admin"}  # FLARE's names and Atoll's names
 LARGEST = 1 << 20  # bytes of one file in a request or an approval
 
 
@@ -50,7 +50,7 @@ class Letter:
     name: str
     kind: str
     fingerprint: str
-    """Of the file for a request, of the root for an approval; two people compare it."""
+    """The hash of a request's file, or of an approval's root. Two people compare it."""
 
 
 def found(
@@ -60,7 +60,7 @@ def found(
     host: str = "localhost",
     port: int = PORT,
 ) -> dict[str, Path]:
-    """Make a root, the kits of server and administrator, and keep the root's key, encrypted."""
+    """Create a root and the kits of server and administrator. Store the root's key encrypted."""
     if len(passphrase) < 8:
         raise ConfigError("the passphrase is too short; use at least 8 characters")
     with _secret_folder() as work:
@@ -85,9 +85,9 @@ def found(
 
 
 def make_request(kit: Path, name: str | None = None) -> Path:
-    """Make a new key in a kit's folder, and a request for its certificate, which may be sent.
+    """Create a new key in a kit's folder, and a request for its certificate to send.
 
-    `name` is that of a new site. Without it the kit's own certificate is to be renewed.
+    `name` is the name of a new site. Without it, the request renews the kit's own certificate.
     """
     need_nvflare()
     pending = kit / PENDING
@@ -107,14 +107,14 @@ def make_request(kit: Path, name: str | None = None) -> Path:
         file = Path(work) / "party.yaml"
         file.write_text(json.dumps({"name": PROJECT, "participants": [party]}))
         made = (kit / f".{PENDING}").resolve()
-        shutil.rmtree(made, ignore_errors=True)  # of an attempt that was interrupted
+        shutil.rmtree(made, ignore_errors=True)  # left over from an interrupted attempt
         nvflare(Path(work), "cert", "request", "-p", str(file), "--out", str(made))
     made.rename(pending)
     return pending / f"{party['name']}.request.zip"
 
 
 def _party(about: AboutKit) -> dict[str, str]:
-    """A party as FLARE's requests name it."""
+    """Describe a party in the form of FLARE's requests."""
     if about["name"] == "server":
         return {"name": about["host"], "type": "server", "org": PROJECT}
     if about["name"] == ADMIN:
@@ -123,20 +123,20 @@ def _party(about: AboutKit) -> dict[str, str]:
 
 
 def read_request(file: Path) -> Letter:
-    """Whose request it is, and the fingerprint of the file."""
+    """Read a request: the party that sent it, and the fingerprint of the file."""
     name, kind, _ = _read(file, "a request of `atoll federate request` or `renew`", "request.json")
     return Letter(name, kind, _fingerprint(hashlib.sha256(file.read_bytes()).digest()))
 
 
 def read_approval(file: Path) -> Letter:
-    """Whose certificate it is, and the fingerprint of the root that signed it."""
+    """Read an approval: the party of the certificate, and the fingerprint of its root."""
     what = "an approval of `atoll federate approve`"
     name, kind, (pem,) = _read(file, what, "signed.json", "rootCA.pem")
     return Letter(name, kind, _fingerprint_of(pem))
 
 
 def _read(file: Path, what: str, about: str, *more: str) -> tuple[str, str, list[bytes]]:
-    """Name and kind of a letter's party, as text that is safe to print, and some of its files."""
+    """Read name and kind of the party, which are safe to print, and the named files."""
     try:
         with zipfile.ZipFile(file) as archive:
             if any(part.file_size > LARGEST for part in archive.infolist()):
@@ -147,7 +147,7 @@ def _read(file: Path, what: str, about: str, *more: str) -> tuple[str, str, list
             raise ValueError("not a name")
     except OSError as error:
         raise ConfigError(f"'{file}' cannot be read ({error.strerror}); give {what}") from None
-    except Exception:  # the reader of archives raises many kinds
+    except Exception:  # the archive reader raises many kinds of errors
         raise ConfigError(f"'{file}' is damaged or of another kind; give {what}") from None
     return name, kind, rest
 
@@ -161,11 +161,11 @@ def approve(
     kind: str = "site",
     fingerprint: str | None = None,
 ) -> Path:
-    """Sign a request with the federation's root; the file for the party that asked.
+    """Sign a request with the federation's root. Return the file for the party that asked.
 
-    `fingerprint` is that of the file which two people compared, and no other file is signed.
-    A certificate of the server or the administrator is signed only if `kind` names it, because a
-    site could ask for one.
+    `fingerprint` belongs to the file that two people compared. No other file is signed. To sign
+    a certificate of the server or the administrator, `kind` must name it, because a site could
+    ask for one.
     """
     root, asked = federation / ROOT, read_request(file)
     if not (root / "rootCA.key").exists():
@@ -177,7 +177,7 @@ def approve(
         hint = f"approve it with --kind {asked.kind} only if it is your own kit's"
         raise ConfigError(f"'{asked.name}' asks for the certificate of the {asked.kind}; {hint}")
     desk = federation / "admin"
-    about = about_kit(desk) if (desk / "kit.json").exists() else None  # or on another machine
+    about = about_kit(desk) if (desk / "kit.json").exists() else None  # it may be elsewhere
     if asked.kind == "site":
         profile = json.loads((root / "profile.yaml").read_text())
         check_site_name(asked.name, profile["server"]["host"])
@@ -205,15 +205,15 @@ def approve(
 
 
 def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
-    """Put the certificate into the kit that asked for it; a renewed kit keeps all the rest.
+    """Put the certificate into the kit that asked for it. A renewed kit keeps all other files.
 
-    A new site has to give the root's fingerprint, as the coordinator named it. A kit that is
-    renewed knows its root.
+    A new site must give the root's fingerprint, as the coordinator named it. A renewed kit already
+    knows its root.
     """
     need_nvflare()
     finish_replacing(kit / "startup")
     pending, given = kit / PENDING, read_approval(file)
-    renewed = (kit / "kit.json").exists()  # which a new kit gets last
+    renewed = (kit / "kit.json").exists()  # a new kit gets this file last
     if renewed:
         fingerprint = _fingerprint_of((kit / "startup" / "rootCA.pem").read_bytes())
     if not pending.exists():
@@ -238,14 +238,14 @@ def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
 
 
 def _about_joined(kit: Path, name: str) -> AboutKit:
-    """The description of a new site's kit: the approval names the server."""
+    """Describe a new site's kit. The approval names the server."""
     config = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
     return AboutKit(name=name, org=org_of(name), host=host, port=int(port), sites=[name])
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Whether two fingerprints are equal, however they are written."""
+    """Return whether two fingerprints are equal in any notation."""
     plain = [text.upper().replace(":", "").removeprefix("SHA256") for text in (one, other)]
     return plain[0] == plain[1]
 
@@ -287,7 +287,7 @@ def _decrypt(key: bytes, passphrase: str) -> bytes:
 
 @contextmanager
 def _secret_folder() -> Iterator[Path]:
-    """A folder for a key in clear text, in memory where the system has such a place."""
+    """A temporary folder for a key in clear text, in memory if the system supports it."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as work:
         yield Path(work)

@@ -1,7 +1,7 @@
 """Kits: one folder for each party of a federation, with its own key and the federation's root.
 
-FLARE's provisioning makes the keys, certificates and signed start-up files. Atoll narrows them: two
-classes may run, no code may be sent, no party gets a shell.
+FLARE's provisioning makes the keys, certificates and signed start-up files. Atoll restricts them:
+only two classes may run, no code may be sent, and no party gets a shell.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ PROJECT = "atoll"
 PORT = 8102
 SCHEME = "http"
 ROOT_DAYS = 3650
-WARN_DAYS, WARN_ROOT_DAYS = 30, 180  # a new root costs every party work
+WARN_DAYS, WARN_ROOT_DAYS = 30, 180  # earlier for a root, because every party must act
 LOG_BYTES = 1 << 20
 CONNECTIONS = ("conn_manager", "sfm_endpoint")  # FLARE's loggers of connections
 CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.jobs.Participant"]}
-"""All that a job may run: on the server, and at a site."""
+"""The only class that a job may run on the server, and at a site."""
 OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.values()}
-"""Paths in the allow-lists of older kits, and the same classes today."""
+"""Class paths in the allow-lists of older kits, and their current paths."""
 PASSPHRASE = "ATOLL_PASSPHRASE"
-SETTINGS = "atoll.json"  # in a site's `local` folder: where its data and its policy are
+SETTINGS = "atoll.json"  # in a site's `local` folder: the paths of its data and its policy
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 GATES = {"server": "atoll.engines.gate.ServerGate", "site": "atoll.engines.gate.SiteGate"}
 COMM = {"allow_adhoc_conns": False, "streaming_retry_timeout": 10, "streaming_retry_wait": 2}
-"""FLARE keeps a thread for the sum of both times, in seconds, for each message that it received."""
+"""For each received message, FLARE keeps a thread for the sum of both times, in seconds."""
 
 
 def need_nvflare() -> None:
-    """One sentence where the extra is missing."""
+    """Raise a one-sentence error if the extra is not installed."""
     if importlib.util.find_spec("nvflare") is None:
         hint = "install it: pip install 'atoll-fgl[federation]'"
         raise ConfigError(f"a federation needs nvflare; {hint}")
@@ -53,9 +53,10 @@ def need_nvflare() -> None:
 def provision(
     folder: Path, sites: Sequence[str], *, host: str = "localhost", port: int = PORT
 ) -> dict[str, Path]:
-    """Make the kits of a federation in a new folder, by party; sites reach the server at `host`.
+    """Make the kits of a federation in a new folder. Sites reach the server at `host`.
 
-    All keys are made here, and the root's key is thrown away. `keys.found` keeps it.
+    Return the kits by party. All keys are made here, and the root's key is deleted. `keys.found`
+    keeps it.
     """
     if not sites:
         raise ConfigError("a federation needs at least one site")
@@ -66,7 +67,7 @@ def provision(
 def make_kits(
     folder: Path, sites: Sequence[str], host: str, port: int, work: Path
 ) -> dict[str, Path]:
-    """Make the kits of the server, the administrator and some sites; the root stays in `work`."""
+    """Make the kits of server, administrator and sites. The root stays in `work`."""
     need_nvflare()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' is not empty; kits are made once, in a new folder")
@@ -88,20 +89,20 @@ def make_kits(
 
 
 def check_site_name(name: str, host: str = "localhost") -> None:
-    """Refuse a name that FLARE cannot use, or by which a site could pose as the server."""
-    taken = name.lower() in ("server", "admin", host.lower())  # names of hosts have no case
+    """Refuse a name that FLARE cannot use, or that would let a site pose as the server."""
+    taken = name.lower() in ("server", "admin", host.lower())  # host names are case-insensitive
     if not NAME.fullmatch(name) or len(name) > 60 or taken:
         hint = f"use letters, digits, '-' and '_', at most 60, not 'server', 'admin' or '{host}'"
         raise ConfigError(f"'{name}' cannot name a site; {hint}")
 
 
 def org_of(name: str) -> str:
-    """FLARE's names of organisations have fewer letters than its names of sites."""
+    """Return a party's organisation. FLARE allows fewer characters there than in site names."""
     return PROJECT if name in ("server", ADMIN) else re.sub(r"\W", "_", name)
 
 
 def finish_kit(kit: Path, about: AboutKit) -> None:
-    """Turn a folder of FLARE's provisioning into a kit of Atoll, readable by its owner only."""
+    """Turn a folder of FLARE's provisioning into a kit of Atoll that only its owner can read."""
     kit.chmod(0o700)
     if about["name"] != ADMIN:
         kind = "server" if about["name"] == "server" else "site"
@@ -111,8 +112,8 @@ def finish_kit(kit: Path, about: AboutKit) -> None:
 
 
 def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
-    """FLARE's provisioning of all parties at once; the root stays in `work`."""
-    # A kit from a request expects that the server's name is its host; so it is here.
+    """Let FLARE provision all parties at once. The root stays in `work`."""
+    # A kit that is made from a request expects the server's name to be its host.
     server = {"name": host, "type": "server", "org": PROJECT, "default_host": host}
     ports = {"fed_learn_port": port, "admin_port": port}
     admin = {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"}
@@ -137,12 +138,12 @@ def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
 
 
 def own_environment() -> dict[str, str]:
-    """The variables that another process inherits, without the passphrase of the root's key."""
+    """Return the environment for a child process, without the passphrase of the root's key."""
     return {name: value for name, value in os.environ.items() if name != PASSPHRASE}
 
 
 def nvflare(work: Path, *words: str) -> None:
-    """Run FLARE's own command in a separate process: it prints, asks, and writes to the home."""
+    """Run FLARE's command in a separate process: it prints, prompts, and writes to HOME."""
     done = subprocess.run(
         [sys.executable, "-m", "nvflare.cli", *words],
         capture_output=True,
@@ -158,24 +159,24 @@ def nvflare(work: Path, *words: str) -> None:
 
 
 def _narrow(kit: Path, classes: Sequence[str]) -> None:
-    """Allow only our classes, no code in jobs, no shell; log only warnings."""
+    """Allow only Atoll's classes, no code in jobs, and no shell. Log only warnings."""
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     resources["class_allow_list"] = list(classes)
     resources["class_list_enforcement_mode"] = "enforce"
     resources["allow_log_streaming"] = False
-    # No site sends its logs to the server.
+    # Sites must not send their logs to the server.
     resources["components"] = [p for p in resources["components"] if "log" not in p["id"]]
     for server in resources.get("servers", ()):
-        server["heart_beat_timeout"] = 35  # sites give a sign of life every 10 s
-        server["check_engine_frequency"] = 0.5  # seconds until a job's end is noticed; 3 by default
+        server["heart_beat_timeout"] = 35  # sites send a heartbeat every 10 s
+        server["check_engine_frequency"] = 0.5  # seconds to notice a job's end (default: 3)
     # `nvflare deploy prepare` deletes the first and uses the second.
     for name in ("resources.json", "resources.json.default"):
         (local / name).write_text(json.dumps(resources, indent=1))
     allowed = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
     rights = dict.fromkeys(allowed, "any")
     denied = dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
-    # An administrator's certificate has the second role once it is renewed.
+    # An administrator's certificate has the second role after its renewal.
     roles = {role: {**rights, **denied} for role in ("project_admin", "lead")}
     rules = {"format_version": "1.0", "permissions": roles}
     (local / "authorization.json").write_text(json.dumps(rules, indent=1))
@@ -196,7 +197,7 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
         "disable_existing_loggers": False,
         "formatters": {"json": formatter},
         "handlers": {"file": handler},
-        # Connections that end show a kit that is used twice.
+        # Repeatedly closed connections reveal that two processes use one kit.
         "loggers": {f"nvflare.fuel.f3.sfm.{n}": {"level": "INFO"} for n in CONNECTIONS},
         "root": {"level": "WARNING", "handlers": ["file"]},
     }
@@ -204,7 +205,7 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
 
 
 class AboutKit(TypedDict):
-    """The content of `kit.json`: the party, and where the server is."""
+    """The content of `kit.json`: the party, and the server's address."""
 
     name: str
     org: str
@@ -220,7 +221,7 @@ def write_about(kit: Path, about: AboutKit) -> None:
 
 
 def about_kit(kit: Path) -> AboutKit:
-    """Whose kit it is."""
+    """Read the description of a kit's party."""
     try:
         found: AboutKit = json.loads((kit / "kit.json").read_text())
     except (OSError, ValueError):
@@ -230,17 +231,17 @@ def about_kit(kit: Path) -> AboutKit:
 
 
 def certificate_days(kit: Path) -> int:
-    """Whole days until the kit's certificate or the federation's root ends; below 0: it ended."""
+    """Return the whole days until the certificate or the root expires, below 0 afterwards."""
     return (certificate_end(kit) - datetime.now(UTC)).days
 
 
 def certificate_end(kit: Path) -> datetime:
-    """When the kit's certificate or the federation's root ends, whichever is first."""
+    """Return when the kit's certificate or the federation's root expires, whichever is first."""
     return min(end for _, _, end in _certificates(kit))
 
 
 def check_certificates(kit: Path) -> str:
-    """Refuse a certificate that ended or is not valid yet; a warning if one ends soon, else ""."""
+    """Refuse an expired or not yet valid certificate. Return a warning before expiry, else ""."""
     renew = f"renew it: atoll federate renew --kit {kit}"
     anew = "the coordinator has to found a new federation: atoll federate init"
     now, soon = datetime.now(UTC), ""
@@ -260,7 +261,7 @@ def check_certificates(kit: Path) -> str:
 
 
 def _certificates(kit: Path) -> list[tuple[str, datetime, datetime]]:
-    """The files with the kit's certificate and its root, with start and end."""
+    """Return the files of the kit's certificate and its root, each with start and end."""
     from cryptography import x509
 
     found = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
@@ -273,29 +274,29 @@ def _certificates(kit: Path) -> list[tuple[str, datetime, datetime]]:
 
 
 def server_command(kit: Path) -> list[str]:
-    """The command that starts the server of a kit."""
+    """Return the command that starts the server of a kit."""
     _rename_classes(kit)
     _write_comm(kit)
     _write_gate(kit, "server")
-    # The server stores into the kit; /tmp/nvflare, FLARE's default, is shared by all servers.
+    # The server's store is in the kit. All servers share FLARE's default, /tmp/nvflare.
     file = kit / "local" / "resources.json"
     store = str(kit.resolve() / "atoll" / "store")
-    # A kit that was restored elsewhere names the store of its old place.
+    # A kit that was restored elsewhere still names its old store.
     old = r'"(?:/tmp/nvflare|[^"]*/atoll/store)/'
     write_atomically(file, re.sub(old, lambda _: f'"{store}/', file.read_text()).encode())
     _end_jobs(Path(store))
-    # It listens on other addresses only if it serves other machines.
+    # The server listens on other addresses only if it serves other machines.
     more = ["host=127.0.0.1"] if on_loopback(about_kit(kit)) else []
     return _command("server.server_train", kit, "fed_server.json", more)
 
 
 def on_loopback(about: AboutKit) -> bool:
-    """Whether the federation is on one machine only."""
+    """Return whether the federation is on one machine only."""
     return about["host"] in ("localhost", "127.0.0.1")
 
 
 def _end_jobs(store: Path) -> None:
-    """Mark jobs that ran when the server ended as over, since FLARE would list them for ever."""
+    """Mark jobs that the server's end interrupted as finished. FLARE would list them forever."""
     for file in store.glob("jobs-storage/*/meta"):
         try:
             meta = json.loads(file.read_text())
@@ -306,7 +307,7 @@ def _end_jobs(store: Path) -> None:
 
 
 def site_command(kit: Path) -> list[str]:
-    """The command that starts the site of a kit."""
+    """Return the command that starts the site of a kit."""
     _rename_classes(kit)
     _write_comm(kit)
     _write_gate(kit, "site")
@@ -315,21 +316,21 @@ def site_command(kit: Path) -> list[str]:
 
 
 def _write_comm(kit: Path) -> None:
-    """Write the settings of the transport into a kit that has none, as older kits do."""
+    """Write the transport settings into a kit that lacks them, such as an older kit."""
     file = kit / "local" / "comm_config.json"
     if not file.exists():
         write_atomically(file, json.dumps(COMM, indent=1).encode())
 
 
 def _write_gate(kit: Path, kind: str) -> None:
-    """Have FLARE's process of a party load its gate, also in a kit that was made before it."""
+    """Let FLARE's process of a party load its gate, also in a kit without this setting."""
     gate = {"id": "atoll_gate", "path": GATES[kind], "args": {}}
     file = kit / "local" / "atoll__p_resources.json"
     write_atomically(file, json.dumps({"components": [gate]}, indent=1).encode())
 
 
 def _rename_classes(kit: Path) -> None:
-    """Give our classes in an older kit's allow-list today's paths; the list gets no new entry."""
+    """Update old paths of Atoll's classes in a kit's allow-list. No entry is added."""
     file = kit / "local" / "resources.json"
     resources = json.loads(file.read_text())
     allowed = resources.get("class_allow_list", [])
@@ -346,7 +347,7 @@ def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
 
 
 def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: object) -> None:
-    """Note in a site's kit where its data and its policy are; its `state` stays as it was."""
+    """Write the paths of a site's data and policy into its kit, and keep its `state`."""
     state = read_settings(kit).get("state")
     given = {"state": state, "data": data, "policy": policy, **more}
     plain = {name: value for name, value in given.items() if value is not None}
@@ -355,7 +356,7 @@ def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more:
 
 
 def read_settings(kit: Path) -> Json:
-    """The settings of a site (`write_settings`); none before it was started."""
+    """Read the settings of a site (`write_settings`). They are empty before its first start."""
     return _read_local(kit, SETTINGS)
 
 
@@ -371,11 +372,11 @@ def _read_local(kit: Path, name: str) -> Json:
 
 
 def state_folder(kit: Path) -> Path:
-    """The folder of a party's runs and audit log, which must outlive every job.
+    """Return the folder of a party's runs and audit log, which must outlive every job.
 
-    In the runtimes of `nvflare deploy prepare` a job sees a copy of the kit and loses what it
-    writes there: a lost audit log would renew the budget of the site. Such a kit has to name a
-    persistent folder, as `state` in its settings.
+    In the runtimes of `nvflare deploy prepare` a job sees a copy of the kit and loses the files
+    that it writes there. A lost audit log would reset the site's privacy budget. Such a kit must
+    name a persistent folder, as `state` in its settings.
     """
     settings = read_settings(kit)
     if "state" in settings:

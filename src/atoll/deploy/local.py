@@ -1,7 +1,7 @@
 """A federation on this machine: its processes, and a demo of server and sites on loopback.
 
-FLARE starts a separate process for each job, in a separate session, which outlives a parent that is
-killed. All of them inherit one variable of the environment, by which they are found again.
+FLARE starts a separate process for each job, in a separate session, which outlives a killed parent.
+All processes inherit one environment variable, by which they are found again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 MARK = "ATOLL_FEDERATION"
 UNANSWERED = re.compile(r"TP=heart_beat [^\n]*timeout on Request")
-CONNECTED = re.compile(r"Connection \[[^]]* => [^]]*] is created")  # FLARE's line, to the server
+CONNECTED = re.compile(r"Connection \[[^]]* => [^]]*] is created")  # in FLARE's log of a site
 
 
 class Processes(contextlib.AbstractContextManager["Processes"]):
-    """Starts processes, and ends them and all their children when the block is left."""
+    """Start processes, and end them and all their children at the end of the block."""
 
     def __init__(self) -> None:
         self.mark = secrets.token_hex(8)
@@ -60,18 +60,18 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
         kit: Path | None = None,
         prepare: Callable[[], object] = lambda: None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process with its output in a file; one of the same name must have ended.
+        """Start a process that logs to a file. A process of the same name must have ended.
 
-        It holds the lock of its `kit` until it ends, also if this process is killed before.
-        `prepare` changes the kit. It is called under the lock, so that a start that is refused
-        changes nothing of the party that runs.
+        It holds the lock of its `kit` until it ends, even if this process is killed earlier.
+        `prepare` changes the kit. It is called under the lock, so a refused start does not affect
+        the running party.
         """
         if name in self.started:
             self.started[name].wait(timeout=10)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out, locked(kit) as lock:
             prepare()
-            # Its own session: Ctrl-C in the terminal is ours to handle, in order.
+            # A separate session, because this process handles Ctrl-C of the terminal.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -88,15 +88,15 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
         return process
 
     def dead(self) -> list[str]:
-        """Names of started processes that ended."""
+        """Return the names of started processes that ended."""
         return [name for name, process in self.started.items() if process.poll() is not None]
 
     def alive(self) -> list[int]:
-        """Numbers of all processes that belong to this federation."""
+        """Return the process IDs of all processes that belong to this federation."""
         return [pid for pid, mark in marked() if mark == self.mark]
 
     def end(self, grace: float = 2.0) -> None:
-        """End everything: first kindly, then not. Nothing is lost: state is on the disk."""
+        """End all processes: SIGTERM, then SIGKILL. No data are lost: all state is on disk."""
         for kind, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
             for pid in self._all():
                 with contextlib.suppress(ProcessLookupError):
@@ -112,7 +112,7 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
 
 @contextlib.contextmanager
 def locked(kit: Path | None) -> Iterator[IO[str] | None]:
-    """Lock a kit for one process; the process that inherits the open file keeps the lock."""
+    """Lock a kit for one process. The process that inherits the open file keeps the lock."""
     if kit is None:
         yield None
         return
@@ -129,7 +129,7 @@ def locked(kit: Path | None) -> Iterator[IO[str] | None]:
 
 
 def check_port(about: AboutKit) -> None:
-    """Refuse to start a server where its port is taken."""
+    """Refuse to start a server whose port is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -153,7 +153,7 @@ class NewLines:
         self.skipped = self.log.stat().st_size if self.log.exists() else 0
 
     def read(self) -> str:
-        """All new text; nothing while the log is rotated or not there yet."""
+        """Return all new text. It is empty while the log is missing or being rotated."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             if file.seek(0, os.SEEK_END) < self.skipped:  # it was rotated
                 self.skipped = 0
@@ -163,10 +163,10 @@ class NewLines:
 
 
 def refusal(output: NewLines, events: NewLines) -> str:
-    """Why a site cannot take part, if its new log lines show it.
+    """Return why a site cannot take part, if its new log lines show a reason.
 
-    Two processes with one certificate end each other's connection every few seconds. The newer one
-    has to leave, so connections count only in the minute after the start.
+    Two processes with one certificate end each other's connection every few seconds. The newer
+    process must stop, so connections count only in the minute after the start.
     """
     if "is disabled" in output.read():
         return "was removed from the federation; ask its coordinator"
@@ -176,9 +176,9 @@ def refusal(output: NewLines, events: NewLines) -> str:
 
 
 def lost_session(recent: NewLines) -> bool:
-    """Whether the server left two signs of life in a row without an answer.
+    """Return whether the server left two heartbeats in a row unanswered.
 
-    A server with a new key does that to sites that joined before. They have to join again.
+    This happens after the server gets a new key. Sites that joined before must join again.
     """
     lost = len(UNANSWERED.findall(recent.read())) > 1
     if lost or time.monotonic() - recent.began > 120:  # two in a row take 80 s
@@ -187,22 +187,22 @@ def lost_session(recent: NewLines) -> bool:
 
 
 def bound_log(log: Path) -> None:
-    """Keep a growing log small: the program that writes it does not rotate it."""
-    with contextlib.suppress(OSError):  # no log yet, or a full disk, which must not end the party
+    """Rotate a growing log, because the program that writes it does not."""
+    with contextlib.suppress(OSError):  # the log may be missing, or the disk full
         if log.stat().st_size > LOG_BYTES:
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)
 
 
 def environment(mark: str) -> dict[str, str]:
-    """The variables of a federation's process: small tensors want one thread."""
+    """Return the environment of a federation's process. Small tensors need only one thread."""
     own = {MARK: mark, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-    # FLARE has hundreds of short threads. In many arenas they would leave memory that stays taken.
+    # FLARE starts hundreds of short threads. With many arenas, their memory would stay in use.
     return {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", **own_environment(), **own}
 
 
 def marked() -> Iterator[tuple[int, str]]:
-    """Processes of this user that carry a mark."""
+    """Yield the processes of this user whose environment contains the mark."""
     import psutil  # late: a command that starts nothing may lack it
 
     for process in psutil.process_iter(["environ", "status"]):
@@ -212,10 +212,10 @@ def marked() -> Iterator[tuple[int, str]]:
 
 
 class Demo:
-    """Provisions and starts everything; the end of the block ends every process.
+    """Provision and start a whole federation. The end of the block ends every process.
 
-    Each client becomes a site with only its own file. Kits, logs and states are thrown away at the
-    end unless `keep` names a folder. `policy` is every site's, as TOML.
+    Each client becomes a site with only its own file. Kits, logs and states are deleted at the end
+    unless `keep` names a folder. All sites use `policy`, in TOML.
     """
 
     admin = ADMIN
@@ -260,7 +260,7 @@ class Demo:
 
 
 def free_port() -> int:
-    """A port of this machine that is free now."""
+    """Return a port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
-"""A lock on a folder, so that one process at a time works in it.
+"""A lock on a folder, so that only one process at a time works in it.
 
-The kernel releases the lock of a process that dies, so no stale lock is left behind.
+The kernel releases the lock of a process that dies, so no stale lock remains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Busy(AtollError):
 
 
 class FolderLock(AbstractContextManager["FolderLock"]):
-    """Holds the lock of a folder until `close`, or the end of a `with` block."""
+    """Hold the lock of a folder until `close`, or until the end of a `with` block."""
 
     def __init__(self, folder: Path, sentence: str, wait: float = PATIENCE) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class FolderLock(AbstractContextManager["FolderLock"]):
                 time.sleep(0.1)
 
     def close(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1

@@ -1,7 +1,7 @@
 """Metrics and health of a server or a site for Prometheus: `--metrics PORT`, on loopback only.
 
-The process that started the party serves `/metrics`, `/health` and `/ready`. Its numbers come from
-the party's own files and from the operating system, never from a packet or from a site's data.
+The process that started the party serves `/metrics`, `/health` and `/ready`. It reads its numbers
+from the party's own files and the operating system, never from a packet or a site's data.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 NEWEST = 5
-"""Runs that have time series, because each label costs Prometheus memory; totals count all runs."""
+"""Number of runs with time series: each label costs Prometheus memory. Totals count all runs."""
 JOBS = ("runner_process", "worker_process")
-"""Modules of FLARE that run a job, in a separate process."""
+"""Modules of FLARE that run a job in a separate process."""
 USED = "Of FLARE's process and of its jobs, summed."
 COUNTERS = {
     "atoll_runs": ("", "Runs that began."),
@@ -43,7 +43,7 @@ COUNTERS = {
     "atoll_refusals": ("peer", "Requests that the owner of a site did not allow."),
     "atoll_failures": ("peer", "Requests without an answer that can be used."),
 }
-"""Label and help text. Totals come from the audit logs, so that no restart sets them back."""
+"""Label and help text. Totals come from the audit logs, so a restart does not reset them."""
 GAUGES = {
     "atoll_ready": ("", "Whether the server listens, or the site is connected."),
     "atoll_certificate_expiry_timestamp_seconds": (
@@ -67,11 +67,11 @@ GAUGES = {
     "atoll_processes": ("process", "FLARE's process, and its jobs."),
 }
 Sample = tuple[str, str, float | None]
-"""A metric's name, the value of its label, and its value; None is left out."""
+"""A metric's name, the value of its label, and its value. A value of None is skipped."""
 
 
 class Party(Collector):
-    """The metrics of one party; `pids` returns the numbers of its processes."""
+    """The metrics of one party. `pids` returns the IDs of its processes."""
 
     def __init__(self, kit: Path, pids: Callable[[], Sequence[int]]) -> None:
         self.kit, self.pids, self.about = kit, pids, about_kit(kit)
@@ -80,11 +80,11 @@ class Party(Collector):
         self.alone = threading.Lock()  # each request has its own thread
 
     def alive(self) -> bool:
-        """Whether FLARE's process runs."""
+        """Return whether FLARE's process runs."""
         return any(kind == "party" for kind, _ in self._processes())
 
     def ready(self) -> bool:
-        """Whether the server listens, or whether the site is connected to the server."""
+        """Return whether the server listens, or whether the site is connected to the server."""
         state = psutil.CONN_LISTEN if self.serves else psutil.CONN_ESTABLISHED
         for _, process in self._processes():
             with suppress(psutil.Error):
@@ -167,7 +167,7 @@ def _of_site(site: SiteActivity, runs: Sequence[RunActivity]) -> Iterator[Sample
     yield "atoll_sent_bytes", SERVER, sum(run.peer(SERVER).sent for run in runs)
     yield "atoll_refusals", SERVER, site.refusals
     yield "atoll_failures", SERVER, site.failures
-    with suppress(AtollError):  # an unreadable policy, which the site itself reports
+    with suppress(AtollError):  # the policy is unreadable, and the site itself reports that
         budget = site.budget()
         yield "atoll_epsilon_spent", "", budget.spent
         yield "atoll_epsilon_limit", "", budget.limit
@@ -177,17 +177,17 @@ class _Handler(WSGIRequestHandler):
     timeout = 10  # seconds, for a client that sends nothing
 
     def log_message(self, *_: object) -> None:
-        """Nothing: each scrape would be a line."""
+        """Log nothing, because each scrape would add a line."""
 
 
 class _Server(ThreadingWSGIServer):
     def handle_error(self, *_: object) -> None:
-        """Nothing: a client that is slow or leaves would print a traceback."""
+        """Print nothing: a slow or disconnected client would cause a traceback."""
 
 
 @contextmanager
 def serving(kit: Path, port: int | None, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-    """Serve metrics and health of a party while the block runs; without a port, serve nothing."""
+    """Serve metrics and health of a party inside the block. Without a port, serve nothing."""
     if port is None:
         yield
         return

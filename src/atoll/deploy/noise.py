@@ -1,10 +1,10 @@
-"""Noise that only one site can make, and never twice for different updates.
+"""Noise that only one site can generate, and that never repeats for different updates.
 
-The numbers come from a secret of the run at this site, the question, and the clipped update itself.
-The scale of the noise is part of the question: the same numbers at two scales could be solved for.
-So a repeated question (a retried round, a resumed run) gets the same answer, which reveals nothing
-new; an update that differs in one bit gets independent noise. The secret lies beside the private
-states, which are as private.
+The numbers depend on a secret of the run at this site, the question, and the clipped update. The
+question includes the scale of the noise: the same numbers at two scales would reveal the update.
+A repeated question (a retried round, a resumed run) gets the same answer, which reveals nothing
+new. An update that differs in one bit gets independent noise. The secret is stored in the folder
+of the private states, which are equally sensitive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BYTES = 32
 
 
 def site_secret(folder: Path) -> bytes:
-    """The secret of a run at this site, made where there is none."""
+    """Return the secret of a run at this site. Create it if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SECRET
     if not path.exists():
@@ -40,7 +40,7 @@ def site_secret(folder: Path) -> bytes:
             os.fsync(file.fileno())
         os.replace(fresh, path)
     secret = path.read_bytes()
-    if len(secret) != BYTES:  # an empty one would be known to all
+    if len(secret) != BYTES:  # an empty secret would be public knowledge
         raise DataError(f"'{path}' is damaged; delete it, and the run continues with a new one")
     return secret
 
@@ -50,11 +50,11 @@ class SiteNoise:
 
     def __init__(self, secret: bytes, question: bytes) -> None:
         self.secret, self.question = secret, question
-        self.release = ""  # names the draw; equal for equal answers, and reveals nothing else
-        self.alone = False  # there was no update to add noise to (`Noised.hides_divergence`)
+        self.release = ""  # identifies the draw: equal for equal answers, reveals nothing else
+        self.alone = False  # whether there was no update to noise (`Noised.hides_divergence`)
 
     def __call__(self, update: Tree, key: Tensor) -> Tree:
-        # A hash of the question first: where it ends and the update begins cannot be shifted.
+        # Hash the question first, so that the border between it and the update cannot be shifted.
         digest = hashlib.sha256(hashlib.sha256(self.question).digest())
         for leaf in leaves(update):
             digest.update(leaf.detach().cpu().contiguous().numpy().tobytes())
@@ -65,12 +65,12 @@ class SiteNoise:
         sizes = [leaf.numel() for leaf in flat]
         numbers = torch.split(torch.from_numpy(normals(seed, sum(sizes))), sizes)
         pairs = zip(numbers, flat, strict=True)
-        # Drawn here in float64 for any device, and added there without rounding it before.
+        # Drawn on the CPU in float64 for any device, and added there without earlier rounding.
         return unflatten([part.reshape(leaf.shape).to(leaf.device) for part, leaf in pairs], spec)
 
 
 def normals(seed: bytes, count: int) -> np.ndarray:
-    """Standard normal numbers in float64: Box-Muller on the stream of SHAKE-256."""
+    """Return standard normal numbers in float64: Box-Muller on the stream of SHAKE-256."""
     pairs = -(-count // 2)
     stream = np.frombuffer(hashlib.shake_256(seed).digest(16 * pairs), dtype="<u8")
     uniform = ((stream >> np.uint64(11)) + 0.5) * 2.0**-53

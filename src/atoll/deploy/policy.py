@@ -25,29 +25,29 @@ from atoll.methods import METHODS
 DECLARED = "declared"
 SIZES = ("epochs", "layers", "width", "parameters")
 WORK = ("questions", "seconds", "round_seconds", "memory", "message_bytes", "runs", "kept_bytes")
-"""Keys that bound the method of a run, its steps, and the disk; each is above 0."""
-SEEDS = 100  # folders of seeds for each of the runs that a site keeps
+"""Keys that limit the method of a run, its steps, and the disk. Each value is above 0."""
+SEEDS = 100  # average number of seed folders per run that a site keeps
 FREE = ("features", "classes", "salt", "proxy_seed")
-"""Whole numbers that a policy does not bound: sizes of the owner's own data, and seeds."""
+"""Integers that a policy does not limit: sizes of the owner's own data, and seeds."""
 
 
 class Refusal(AtollError):
-    """The owner of a site does not allow it."""
+    """The owner of a site does not allow the request."""
 
 
 class OverLimit(WireError):
-    """A run used up the work that the owner allows; the others may continue without this site."""
+    """A run exceeded the work that the owner allows. The others may continue without this site."""
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The owner's choices, by the keys of the file; None allows all."""
+    """The owner's choices, by the keys of the file. None allows everything."""
 
-    methods: tuple[str, ...] | None = None  # by default those that come with Atoll
+    methods: tuple[str, ...] | None = None  # by default all methods of Atoll
     steps: tuple[str, ...] | None = None  # names of steps
     rounds: int = 10_000  # of one run
-    epochs: int = 1_000  # local epochs of a round, of any part of the method
+    epochs: int = 1_000  # local epochs per round, in any part of the method
     layers: int = 100  # of a network
-    width: int = 10_000  # any other whole number, such as a width, hops or samples
+    width: int = 10_000  # any other integer, such as a width, hops or samples
     parameters: int = 100_000_000  # numbers in the network
     questions: int = 1_000  # packets with a step in one round, scoring included
     seconds: float = 3600.0  # of one step
@@ -58,29 +58,29 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     run_bytes: int = 1 << 40  # of all replies of one run
     model_bytes: int = 1 << 30  # of the model that the server delivers at the end of a run
     runs: int = 1_000  # whose private states or models the site keeps
-    kept_bytes: int = 100 << 30  # of its runs and its audit log, when a run begins or a model comes
-    # Each step.field with a node or edge axis, or derived from the private state; or "declared".
+    kept_bytes: int = 100 << 30  # of runs and audit log, checked at each begin and delivery
+    # Each step.field with a node or edge axis, or derived from the private state, or "declared".
     disclose: tuple[str, ...] | str = ()
-    statistics: bool = True  # counts, means and deviations of columns, for an encoder of all sites
-    rare_categories: int = 1  # rows that a value of a category needs to be told
-    noise: float | None = None  # least noise of a differentially private run; None allows any run
-    epsilon: float | None = None  # most epsilon against the server, over all runs of this site
+    statistics: bool = True  # counts, means and deviations of columns, for a common encoder
+    rare_categories: int = 1  # fewest rows of a category value that the site sends
+    noise: float | None = None  # least noise of a private run; None also allows runs without noise
+    epsilon: float | None = None  # largest epsilon against the server, over all runs of this site
     delta: float = 1e-5  # of that epsilon
 
     def check_run(self, method: str, rounds: int, base: str = "") -> None:
-        """Refuse a run that the owner does not allow; `base` is the method that it wraps."""
+        """Refuse a run that the owner does not allow. `base` is the method that it wraps."""
         names = [name if ":" in name else name.lower() for name in (method, base) if name]
         for name in names:
             _check_named("method", name, self.methods)
             if self.methods is None and name not in METHODS:
-                # A name with a colon is code of the submitter's choice.
+                # A name with a colon refers to code that the submitter chose.
                 hint = "its owner can allow it by name (methods = [...] in the policy)"
                 raise Refusal(f"method '{name}' does not come with Atoll; {hint}")
         if rounds > self.rounds:
             raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
 
     def check_size(self, method: Method) -> None:
-        """Refuse a method with more epochs, layers or numbers than the owner allows."""
+        """Refuse a method with more epochs, layers or parameters than the owner allows."""
         for name, value in _whole_numbers(method):
             key = "epochs" if name.endswith("epochs") else "layers" if name == "layers" else "width"
             if name not in FREE and value > getattr(self, key):
@@ -94,13 +94,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy allows {most}, but the method's networks have {count}")
 
     def check_work(self, questions: int, seconds: float) -> None:
-        """Refuse another step of a round; both numbers count what came before it."""
+        """Refuse another step of a round. Both numbers count the earlier steps of the round."""
         for key, used in (("questions", questions), ("round_seconds", seconds)):
             if used >= getattr(self, key):
                 raise OverLimit(f"over its limit: its policy allows {key} = {getattr(self, key):g}")
 
     def check_privacy(self, privacy: PrivacyConfig | None) -> None:
-        """Refuse a run that protects the owner less than it demands."""
+        """Refuse a run that protects the owner less than the policy demands."""
         if self.noise is None and self.epsilon is None:
             return
         demand = "its policy demands differential privacy"
@@ -115,7 +115,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy demands {least}, but the run has {privacy.noise:g}")
 
     def check_spent(self, precision: float, what: str) -> None:
-        """Refuse what would spend more than the owner allows (`experiment.privacy.epsilon`)."""
+        """Refuse to spend more epsilon than the owner allows (`experiment.privacy.epsilon`)."""
         if self.epsilon is None:
             return
         found = epsilon(precision, self.delta)
@@ -131,7 +131,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy allows {most}, but round {round + 1} was asked")
 
     def check_reply(self, step: Step, names: Collection[str]) -> None:
-        """Refuse to send a field that the step declares, unless the owner allows it."""
+        """Refuse to send a declared field, unless the owner allows it."""
         for name, reason in step.discloses.items():
             field = f"{step.name}.{name}"
             if name in names and self.disclose != DECLARED and field not in self.disclose:
@@ -140,18 +140,18 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 raise Refusal(f"{refused} ({reason}); {hint}")
 
     def check_statistics(self) -> None:
-        """Refuse to tell statistics of columns, unless the owner allows it."""
+        """Refuse to send statistics of columns, unless the owner allows it."""
         if not self.statistics:
             refused = "its policy does not allow statistics of columns (statistics = false)"
             raise Refusal(f"{refused}; run with --encoder local")
 
     def check_model(self, size: int) -> None:
-        """Refuse to take a larger model than the owner allows."""
+        """Refuse a model that is larger than the owner allows."""
         if size > self.model_bytes:
             raise Refusal(f"its policy takes models of {self.model_bytes} bytes, not of {size}")
 
     def check_disk(self, folder: Path, run: str, size: int = 0) -> None:
-        """Refuse a run, or so many bytes of it, for which the site's folder has no room."""
+        """Refuse a run, or `size` bytes of it, that would exceed the disk limits."""
         there = {path.name for path in folder.glob("runs/*")} | {run}
         if max(len(set(map(all_seeds, there))), len(there) / SEEDS) > self.runs:
             hint = "its owner can delete old ones from the folder runs"
@@ -159,13 +159,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         kept = 0
         for place, _, names in os.walk(folder):
             for name in names:
-                with suppress(FileNotFoundError):  # another job replaces its states
+                with suppress(FileNotFoundError):  # another job may replace its states
                     kept += os.lstat(os.path.join(place, name)).st_size
         if kept + size > self.kept_bytes:
             raise Refusal(f"its policy keeps {self.kept_bytes} bytes, and they are used up")
 
     def check_bytes(self, size: int, before: int) -> None:
-        """Refuse to send more than the owner allows."""
+        """Refuse to send more bytes than the owner allows."""
         if size > self.reply_bytes:
             raise Refusal(f"its policy allows replies of {self.reply_bytes} bytes, not of {size}")
         if before + size > self.run_bytes:
@@ -174,7 +174,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def networks(method: Method) -> list[Net]:
-    """Every network of a method, also those that it makes, and those of its plugs' methods."""
+    """Return every network of a method, including generated ones and those of wrapped methods."""
     found: list[Any] = []
     for part in owners_of(method).values():
         made = inspect.getmembers_static(type(part), lambda value: isinstance(value, property))
@@ -183,24 +183,24 @@ def networks(method: Method) -> list[Net]:
             init = getattr(value, "init", None)
             if callable(init) and "key" in inspect.signature(init).parameters:
                 found += [] if any(value is one for one in found) else [value]
-    inner = {id(getattr(net, "net", None)) for net in found}  # which the others contain
+    inner = {id(getattr(net, "net", None)) for net in found}  # networks inside of others
     return [net for net in found if id(net) not in inner]
 
 
 def all_seeds(run: str) -> str:
-    """The run without the number of its seed: `RUN-SEED` is the name of one seed."""
+    """Return the name of a run without its seed: `RUN-SEED` names one seed."""
     seed = seed_of(run)
     return run[: -len(seed) - 1] if seed else run
 
 
 def seed_of(run: str) -> str:
-    """The number of the seed in the name of a run; "" if there is none."""
+    """Return the seed number in the name of a run, or "" if the name contains no seed."""
     name, _, seed = run.rpartition("-")
     return seed if name and seed.isdigit() else ""
 
 
 def _whole_numbers(part: object) -> Iterator[tuple[str, int]]:
-    """The whole numbers of a method and of all that it is made of, such as its network."""
+    """Yield the integers of a method and of all its parts, such as its network."""
     if is_dataclass(part) and not isinstance(part, type):
         for field in fields(part):
             value = getattr(part, field.name)
@@ -216,7 +216,7 @@ def _check_named(what: str, name: str, allowed: tuple[str, ...] | None) -> None:
 
 
 def read_policy(path: Path | None) -> Policy:
-    """The policy in a TOML file; the default one without a file."""
+    """Read the policy from a TOML file, or return the default policy without a file."""
     if path is None:
         return Policy()
     try:

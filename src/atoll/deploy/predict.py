@@ -1,4 +1,4 @@
-"""Predictions at a site: its delivered model, its private parts, its own data; nothing leaves."""
+"""Predictions at a site from its delivered model, private parts and data. No data leave it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def predict_at_site(
     threshold: float | None = None,
     device: str = "cpu",
 ) -> Predictions:
-    """Predict the nodes of `data` with a model that the server delivered; it is verified first.
+    """Verify a model that the server delivered, and predict the nodes of `data` with it.
 
-    With `joined` they are new nodes of the graph that this site takes part with. The other
-    arguments are those of `experiment.predict.predict`.
+    With `joined` they are new nodes of the graph of this site. `experiment.predict.predict`
+    describes the other arguments.
     """
     manifest = verify_model(folder, kit)
     number = min(manifest.rounds) if seed is None else seed

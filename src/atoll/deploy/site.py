@@ -1,7 +1,7 @@
 """A site's answer to a packet: check it against the owner's policy, run the step, reply.
 
-Transport-free: bytes come in, bytes go out. The private state stays here, in memory and in a folder
-of the run, written before each answer leaves.
+This module does not depend on a transport: bytes come in, bytes go out. The private state stays
+here, in memory and in a folder of the run, and is written before each answer leaves.
 """
 
 from __future__ import annotations
@@ -79,30 +79,30 @@ from atoll.experiment.protocols import protocol
 from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 
 EVALUATOR = "evaluator"
-SCORES = 16 << 20  # bytes after which the file of scores grows no more; 10,000 rounds need 3 MB
+SCORES = 16 << 20  # size limit of the file of scores in bytes; 10,000 rounds need 3 MB
 LINE = 400  # most characters of a reason in a reply or in the log
 Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 
 
 class StepFailed(AtollError):
-    """A step of a private run failed with a sentence that is the owner's only."""
+    """A step of a private run failed. Only the owner may read the reason."""
 
 
 class Diverged(WireError):
-    """A number of this site's training is not finite."""
+    """A value in this site's training is not finite."""
 
 
 FAILURES = {Refusal: REFUSED, Busy: LOST, Diverged: DIVERGED, WireError: BAD, ConfigError: BAD}
-"""Errors whose sentence the server may read, with their kinds; the first one that fits counts."""
+"""Errors whose text the server may read, with their kinds. The first match counts."""
 
 
 def owners(method: Method) -> dict[str, Any]:
-    """Everything whose steps a packet may name, on the server as on the sites."""
+    """Return every object whose steps a packet may name, on the server and at the sites."""
     return {**owners_of(method), EVALUATOR: Evaluator(method)}
 
 
 class Site:
-    """One owner's side of a federation; the folder holds private states and the audit log."""
+    """One owner's side of a federation. The folder holds private states and the audit log."""
 
     def __init__(
         self,
@@ -110,26 +110,26 @@ class Site:
         policy: Policy,
         folder: Path,
         device: torch.device | str = "cpu",
-        kit: Path | None = None,  # by default the folder that contains the other
+        kit: Path | None = None,  # by default the parent of `folder`
     ) -> None:
         self.kit = folder.parent if kit is None else kit
         self.own, self.policy, self.folder = data, policy, folder
-        # Those of the present job, which may have an encoder of all sites (`begun.digest_of`).
+        # Data and encoder of the current job, perhaps the common encoder (`begun.digest_of`).
         self.data, self.encoder = data, ""
-        self.device = torch.device(device)  # for steps; no packet has a say in it
+        self.device = torch.device(device)  # for steps; packets cannot choose it
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # states, scores and the secret of the noise are the owner's
+        folder.chmod(0o700)  # only the owner may read states, scores and the noise secret
         clear_left_over(folder)
         self.audit = Audit(folder / "audit.jsonl")
         self.account = Account(self.audit)
         self.job: Job | None = None
-        self.began = time.monotonic()  # of the present answer
-        # Whether the kind of an error may not be told, since it may depend on the owner's data.
+        self.began = time.monotonic()  # start of the current answer
+        # Whether errors must not name their type, because it may depend on the owner's data.
         self.private = policy.noise is not None or policy.epsilon is not None
         self.lock: FolderLock | None = None
 
     def answer(self, packet: Packet) -> Packet:
-        """The reply; a failure becomes a reply that reports it, and the site stays up."""
+        """Return the reply. A failure becomes a reply that reports it, and the site stays up."""
         known = {"hello": self._hello, "begin": self._begin, "step": self._step}
         known["deliver"] = self._deliver
         known["ping"] = lambda packet: Packet({}, b"")
@@ -144,7 +144,7 @@ class Site:
         except tuple(FAILURES) as error:
             kind = next(FAILURES[known] for known in FAILURES if isinstance(error, known))
             reason = str(error)
-        except Exception as error:  # a step is a method's code, which may fail in any way
+        except Exception as error:  # a method's step may raise any error
             # Its text may quote the owner's data, such as the number of nodes in a shape.
             cause = error.__cause__ if isinstance(error, StepFailed) else error
             which = "" if self.private else f" ({type(cause).__name__})"
@@ -156,7 +156,7 @@ class Site:
     def refuse(
         self, packet: Packet, kind: str, reason: str, audit: Audit, **more: object
     ) -> Packet:
-        """Note a failure and reply with it; the log holds a packet's values in short form only."""
+        """Log a failure and reply with it. The log shortens all values of a packet."""
         reason = str(short(reason, LINE))
         step = {k: short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
         if isinstance(what := packet.head.get("do"), str) and what in OTHERS:
@@ -165,16 +165,16 @@ class Site:
         return Packet({"failure": kind, "reason": reason}, b"")
 
     def _check_work(self, packet: Packet) -> None:
-        """Refuse a packet that is no step if the run has used up the work before its rounds."""
+        """Refuse a packet that is not a step if the run has used up its work before round 0."""
         work = Work(self.audit, str(packet.head.get("run")), self.folder, self.policy.seconds)
         self.policy.check_work(0, work.seconds[BEFORE])
 
     def cost(self) -> Json:
-        """The work of a packet that is no step, for the audit log."""
+        """Return the work of a packet that is not a step, for the audit log."""
         return {"round": BEFORE, "seconds": round(time.monotonic() - self.began, 3)}
 
     def _hello(self, packet: Packet) -> Packet:
-        """Send the summary of the data, if the owner allows the run at all."""
+        """Send the summary of the data, if the owner allows the run."""
         theirs = packet.head.get("version")
         if theirs != PROTOCOL:  # a head of another version may have other fields
             found = f"it speaks protocol {PROTOCOL} (Atoll {__version__})"
@@ -185,7 +185,7 @@ class Site:
         self.policy.check_privacy(privacy)
         summary, columns = self.own.tell(self.policy, head.encoder, privacy)
         told = {**summary, "words": len(self.own.words), **self._named([c.name for c in columns])}
-        if head.atoll:  # an older server does not name its version, and wants none
+        if head.atoll:  # an older server does not send its version, and does not expect one
             summary["atoll"] = __version__
         body = msgspec.json.encode(columns) if columns else b""
         self.policy.check_bytes(len(body), 0)
@@ -195,7 +195,7 @@ class Site:
         return Packet(summary, body)
 
     def _named(self, columns: list[str]) -> Json:
-        """The columns for the audit log: their names the first time, then a digest of them."""
+        """Describe the columns for the audit log: names the first time, later their digest."""
         with self.audit.readable():
             known = [e.get("told", {}).get("columns") for e in self.audit.events(event="hello")]
         if not columns or columns not in known:
@@ -204,7 +204,7 @@ class Site:
         return {"columns": len(columns), "sha256": digest}
 
     def _begin(self, packet: Packet) -> Packet:
-        """Build the method, with the widths that all sites agreed on."""
+        """Build the method, with the feature widths that all sites agreed on."""
         head = read_head(Begin, packet.head)
         run, config = head.run, ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
@@ -212,9 +212,9 @@ class Site:
         if seed and (seed[:-1].startswith("0") or int(seed) not in config.all_seeds):
             raise WireError(f"run '{run}' is of seed {seed}, which is none of its configuration's")
         self.policy.check_privacy(config.dp)
-        check_choices(config, protocol(config.protocol))  # words that a model's card repeats
+        check_choices(config, protocol(config.protocol))  # a model card repeats these values
         self.private = self.private or config.dp is not None
-        # Whether rows fit an encoder tells of them: no server tries out what `hello` refuses.
+        # Whether rows fit an encoder is information, so refuse here what `hello` refuses.
         self.own.tell(self.policy, MODES[0] if head.encoder else MODES[1], config.dp)
         encoder = digest_of(head.encoder)
         self._check_begin(run, config, head.config, encoder)  # before it costs time or a folder
@@ -225,11 +225,11 @@ class Site:
         method = with_privacy(method, config.dp)
         content, folder = msgspec.json.encode(head.encoder), self.folder / "runs" / run
         self.policy.check_disk(self.folder, run, len(content))
-        job = Job(run, method, config, self, data)  # all other refusals, before there is a folder
+        job = Job(run, method, config, self, data)  # may still refuse, before a folder exists
         lock = self._hold(folder)
         try:
             job.count_earlier_work()
-            with self.audit.alone():  # no other job begins or spends between check and note
+            with self.audit.alone():  # no other job may begin or spend between check and log entry
                 news = self._check_begin(run, config, head.config, encoder, data.fingerprint)
                 if encoder:
                     write_atomically(folder / ENCODER, content, 0o600)
@@ -244,21 +244,21 @@ class Site:
         return Packet({}, b"")
 
     def _check_begin(self, run: str, config: RunConfig, *noted: str) -> Json:
-        """Refuse what the run was not begun with, or may not spend; the values to note."""
+        """Refuse a changed configuration or an overspent budget. Return the values to log."""
         news = Begun(self.audit, run).news(config, *noted)
         if config.dp is not None:
-            # The updates that this site may send, over all seeds, beside those of other runs.
+            # The updates that this site may send, over all seeds, in addition to other runs.
             sent = config.seeds * math.ceil((config.rounds or 1) * config.fraction)
             before = Account(self.audit).precision(but=all_seeds(run))
             self.policy.check_spent(before + sent * release(config.dp.noise), "this run")
         return news
 
     def _encoded(self, encoder: list[Agreed]) -> SiteData:
-        """The data with the encoder of all sites, or with this site's own."""
+        """Return the data with the common encoder, or with this site's own."""
         return self.own.with_encoder(encoder) if encoder else self.own
 
     def data_of(self, run: str) -> SiteData:
-        """The data that a run began with, by its encoder; refuse other data."""
+        """Return the data that a run began with, by its encoder. Refuse other data."""
         begun, data = Begun(self.audit, run), self.own
         if data.read is not None and self.encoder in begun.encoders[:1]:
             data = self.data
@@ -268,19 +268,19 @@ class Site:
         return data
 
     def _deliver(self, packet: Packet) -> Packet:
-        """Keep the model of a finished run."""
-        from atoll.deploy.delivery import receive  # late: it needs cryptography, as nvflare does
+        """Store the model of a finished run."""
+        from atoll.deploy.delivery import receive  # late, because it needs cryptography
 
         return receive(self, packet)
 
     def _hold(self, folder: Path) -> FolderLock:
-        """The lock of a run's folder; FLARE may still be winding an old job down."""
+        """Lock a run's folder. FLARE may still be ending an old job."""
         if self.lock is not None and self.lock.folder == folder:
             return self.lock
         return FolderLock(folder, "another job of this run is still active at the site")
 
     def close(self) -> None:
-        """Let other jobs have the run's folder."""
+        """Release the run's folder for other jobs."""
         self.job = None
         if self.lock is not None:
             self.lock.close()
@@ -293,7 +293,7 @@ class Site:
         return self.job.step(head, packet.body)
 
     def seconds(self, packet: Packet) -> float:
-        """How long the answer to a packet may take, by the policy and the round's work so far."""
+        """Return the time limit of an answer, from the policy and the round's work so far."""
         job, policy = self.job, self.policy
         if packet.head.get("do") != "step":
             return policy.round_seconds
@@ -320,7 +320,7 @@ class Job:
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
         own = replace(data, name="its data")
         self.positive, bins = positive_of(config, own), bins_metric(config, own, sparing=True)
-        # Flags of the evaluator that the configuration needs; the card lists what they send.
+        # Evaluator flags that the configuration needs. The card lists the fields that they send.
         needed = {"with_train": True, "with_auc": data.classes == 2, "with_bins": bins is not None}
         needed["with_dropout"] = "dropout-at-eval" in config.compat
         self.flags = {name for name, is_needed in needed.items() if is_needed}
@@ -329,7 +329,7 @@ class Job:
         self.lineage, self.scored = "", 0
 
     def count_earlier_work(self) -> None:
-        """Count every process and seed of the run: no restart renews a limit. Needs the lock."""
+        """Count the work of all processes and seeds, so no restart resets it. Needs the lock."""
         site = self.site
         self.sent = Account(site.audit).sent(self.run)
         self.work = Work(site.audit, self.run, self.states.folder, site.policy.seconds)
@@ -366,7 +366,7 @@ class Job:
                 raise
             raise StepFailed from error
         kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
-        if not kept:  # else the reply is the same for every site
+        if not kept:  # a kept reply is the same for every site
             policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         if self._diverged(step, reply, state, noise):
             if noise is None and not kept:
@@ -378,7 +378,7 @@ class Job:
         answer = encode(reply)
         audit = self.site.audit
         with audit.alone():
-            if audit.unseen:  # another job at this site has written: its releases count here too
+            if audit.unseen:  # another job at this site has written; its releases count too
                 self.site.account, audit.unseen = Account(audit), False
                 self.sent = self.site.account.sent(self.run)
             charged = self._charge(noise) | ({"kept": True} if kept else {})
@@ -396,10 +396,10 @@ class Job:
         return Packet({}, answer)
 
     def _message(self, body: bytes) -> Tree:
-        """The server's message, which in a private run must not depend on this site's data."""
+        """Decode the server's message. In a private run it must not depend on this site's data."""
         message = decode(body, limit=self.site.policy.message_bytes)
-        # A row for each node would pass only where there are as many, and so reveal their number.
-        # The model's tensors in other places of the tree would do the same.
+        # A tensor with a row per node would pass only if the number fits, and so reveal it. The
+        # model's tensors at other places of the tree would do the same.
         named = is_dataclass(message) and [field.name for field in fields(message)]
         model = message.model if named == ["model"] else message
         if self.model is not None and type(message) is not Empty and form_of(model) != self.model:
@@ -407,21 +407,21 @@ class Job:
         return message
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """Run a step on the site's device; its reply and the state are on the CPU."""
+        """Run a step on the site's device. Return its reply and the state on the CPU."""
         given: Tree = tree_map(lambda leaf: leaf.to(self.site.device), (message, self.state, key))
         answer: tuple[Tree, Tree] = tree_map(torch.Tensor.cpu, step(self.graph, *given))
         return answer
 
     def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
-        """Whether training diverged, by the private state if nothing leaves or noise is added."""
+        """Return whether training diverged. An empty or noised reply is judged by the state."""
         if noise is not None:
             return noise.alone or not all_finite(state)
         return not all_finite(reply if leaves(reply) or step.keeps_state else state)
 
     def _question(self, step: Step, head: Question, body: bytes) -> bytes:
-        """Everything that decides an answer beside the owner's data.
+        """Return everything that determines an answer, except the owner's data.
 
-        The lineage stands for the private state: all questions that led to it. Without it a server
+        The lineage represents the private state: all questions that led to it. Without it a server
         could ask one question on two states, and equal answers would show equal updates.
         """
         scale = [step.owner.clip, step.owner.noise] if isinstance(step.owner, Noised) else []
@@ -429,14 +429,14 @@ class Job:
         return json.dumps([*parts, hashlib.sha256(body).hexdigest()]).encode()
 
     def _noise(self, step: Step, question: bytes) -> SiteNoise | None:
-        """This site's own noise, for a step that is to be noised with it."""
+        """Return this site's noise for a step that needs it, or None for any other step."""
         private = self.privacy is not None and self.privacy.randomness == "site"
         if not private or not isinstance(step.owner, Noised):
             return None
         return SiteNoise(site_secret(self.states.folder), question)
 
     def _charge(self, noise: SiteNoise | None) -> Json:
-        """Put an answer on the account, if it is not there yet; the charge, for the audit log."""
+        """Charge an answer to the account if it is new. Return the charge for the audit log."""
         if noise is None or not noise.release:
             return {}
         assert self.privacy is not None
@@ -446,14 +446,14 @@ class Job:
             after += release(privacy.noise)
         self.site.policy.check_spent(after, "this update")
         account.releases[noise.release] = (self.run, privacy.noise)
-        delta = min(privacy.delta, self.site.policy.delta)  # no server loosens the owner's
+        delta = min(privacy.delta, self.site.policy.delta)  # a server cannot loosen the owner's
         spent = epsilon(after, delta)
         charge = {"release": noise.release, "clip": privacy.clip, "noise": privacy.noise}
         finite = spent if math.isfinite(spent) else None
         return {**charge, "delta": delta, "epsilon": finite}
 
     def _keep(self, scores: Scores, round: int) -> Scores:
-        """Write scores down for the owner; the reply in their place is the same for every site."""
+        """Write scores to the owner's file. Return zeros, which are the same for every site."""
         which = "deployed" if self.scored == 0 else "local"
         self.scored += 1
         accuracy = from_confusion(scores.confusion.numpy())["accuracy"]
@@ -474,7 +474,7 @@ class Job:
         return replace(nothing, auc=torch.full_like(scores.auc, -1.0))
 
     def _named(self, head: Question) -> Step:
-        """The step that a packet names; only the evaluator has flags that a packet may set."""
+        """Return the step that a packet names. Packets may set flags only of the evaluator."""
         name, flags = head.owner, head.flags
         owner = self.owners.get(name)
         if owner is not None and flags:
@@ -488,7 +488,7 @@ class Job:
 
 
 def first_model(method: Method, data: SiteData) -> Form:
-    """The form of the model that the method sends around, found on made-up clients."""
+    """Return the form of the model that the method sends, found on synthetic clients."""
     own = Federation((data.graph,), data.classes)
     probes = make_probe(own, {}, torch.zeros(())).graphs
     made = Simulation(Federation(probes, data.classes), method, engine="serial")
@@ -496,5 +496,5 @@ def first_model(method: Method, data: SiteData) -> Form:
 
 
 def form_of(tree: Tree) -> Form:
-    """The structure of a tree, and shapes and types of its tensors."""
+    """Return the structure of a tree, and the shapes and types of its tensors."""
     return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]

@@ -38,19 +38,19 @@ class SiteData:
     name: str
     metric: str = "accuracy"
     words: tuple[str, ...] = ()  # names of classes and feature columns, equal at every site
-    declared: bool = False  # whether the owner listed the classes; else the rows do it
+    declared: bool = False  # whether the owner listed the classes; else the rows define them
     # How the columns of own tables became features (`data.own.encoder`), as plain values.
     encoder: Mapping[str, object] | None = None
-    told: tuple[Told, ...] = ()  # of the columns of own tables, for an encoder of all sites
+    told: tuple[Told, ...] = ()  # statistics of the columns of own tables, for a common encoder
     read: Callable[..., SiteData] | None = None  # reads the tables again, with an `encoder`
 
     def tell(
         self, policy: Policy, mode: str, privacy: PrivacyConfig | None
     ) -> tuple[dict[str, object], tuple[Told, ...]]:
-        """What the server may know before a run, of the data and of the columns of own tables.
+        """Return the facts that the server may know before a run: a summary, and column statistics.
 
-        Refuses what the owner does not allow. A feature's name may hold a value of a category, so
-        a server that gets `Told` to name the features itself gets no other names.
+        Refuse statistics that the owner does not allow. A feature's name may contain a category
+        value. A server that gets `Told` names the features itself, so it gets no other names.
         """
         found, agrees = self.summary(sizes=not keeps_scores(privacy)), mode == MODES[0]
         features = Encoder.from_plain(self.encoder or {}).features if self.told else ()
@@ -79,7 +79,7 @@ class SiteData:
         return found, ()
 
     def with_encoder(self, agreed: Sequence[Agreed]) -> SiteData:
-        """The same tables as all sites encode them."""
+        """Read the same tables with the common encoder."""
         if self.read is None or self.encoder is None:
             raise WireError("an encoder came, but the data of this site are no tables")
         own = Encoder.from_plain(self.encoder)
@@ -89,17 +89,17 @@ class SiteData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of the data, as model cards have it."""
+        """The SHA-256 of the data, as in model cards."""
         return str(data_facts(self.graph, "")["sha256"])
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names, or their numbers."""
+        """The names of the classes, or their numbers."""
         known = tuple(w[len("class ") :] for w in self.words if w.startswith("class "))
         return known or tuple(map(str, range(self.classes)))
 
     def summary(self, *, sizes: bool = True) -> dict[str, object]:
-        """The server's knowledge before the first step; zeros replace sizes that stay here."""
+        """Return the summary for the server. Zeros replace sizes that must stay at the site."""
         graph = self.graph
         masks = torch.stack([graph.train, graph.val, graph.test]).sum(1) * sizes
         return {
@@ -114,12 +114,12 @@ class SiteData:
 
 
 def write_clients(federation: Federation, folder: Path) -> list[Path]:
-    """One file for each client of a federation, to hand to the sites of a trial."""
+    """Write one file for each client of a federation, for the sites of a trial."""
     shared = {name: getattr(federation, name) for name in ("classes", "name", "metric")}
     paths = [folder / f"client-{i + 1}{SUFFIX}" for i in range(len(federation))]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, graph in zip(paths, federation.graphs, strict=True):
-        # A client's data are its owner's only.
+        # Only its owner may read a client's data.
         save_checkpoint(path, {"kind": KIND, "graph": graph, **shared}, mode=0o600)
     return paths
 
@@ -134,11 +134,11 @@ def read_site_data(
     rare: int = 1,
     encoder: Encoder | None = None,
 ) -> SiteData:
-    """A site's data: a file of `write_clients`, or anything that `--data PATH` can be.
+    """Read a site's data: a file of `write_clients`, or anything that `--data PATH` accepts.
 
-    `schema` holds the column roles of tables, `classes` all classes of the federation, of which
-    this site may lack some. A split that the data give takes precedence over `split` and `seed`.
-    A value of a category in fewer than `rare` rows is not told. `encoder` is that of all sites.
+    `schema` contains the column roles of tables. `classes` lists all classes of the federation, and
+    this site may lack some of them. A split in the data takes precedence over `split` and `seed`.
+    A category value in fewer than `rare` rows is not sent. `encoder` is the common encoder.
     """
     if path.suffix == SUFFIX:
         content = load_checkpoint(path)

@@ -11,22 +11,22 @@ from atoll.engines.codec import load_checkpoint, save_checkpoint
 from atoll.engines.fleet import NEVER
 
 STATE = "atoll private state"
-KEPT = 2  # private states before the one that counts, should a server have to go back
+KEPT = 2  # private states before the valid one, in case a server has to go back
 
 
 class States:
-    """A run's private states by round; the last ones stay, as rounds may be repeated."""
+    """A run's private states by round. The last states are kept, because rounds may repeat."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def rounds(self) -> list[int]:
-        """Rounds with a state, ascending."""
+        """Return the rounds with a state, ascending."""
         names = (path.stem[6:] for path in self.folder.glob("state_*.atoll"))
         return sorted(int(name) for name in names if re.fullmatch("-?[0-9]{1,10}", name))
 
     def load(self, counts: int) -> tuple[Tree, str]:
-        """State and lineage after the last round up to `counts`; none before the first."""
+        """Return state and lineage after round `counts`, or None and "" before the first."""
         if counts == NEVER:
             return None, ""
         if counts not in self.rounds():
@@ -35,12 +35,12 @@ class States:
         tree = load_checkpoint(self._path(counts))
         if isinstance(tree, dict) and tree.get("kind") == STATE:
             return tree["state"], tree["lineage"]
-        # Earlier versions had the lineage in a second file, or none; then states differ by round.
+        # Earlier versions stored the lineage in a second file, or not at all.
         path = self._path(counts).with_suffix(".lineage")
         return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
 
     def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
-        """Write state and lineage after a round in one step; delete old ones, except `keep`."""
+        """Write state and lineage of a round in one step. Delete old states, except `keep`."""
         save_checkpoint(self._path(round), {"kind": STATE, "lineage": lineage, "state": state})
         others = [number for number in self.rounds() if number not in (round, counts, keep)]
         before = [number for number in others if number < round]

@@ -1,8 +1,7 @@
 """The administrator's part: submit a run, watch it, submit it again after a fault.
 
-FLARE does not bring a site back into a job that runs, and ends a job whose process dies. The run
-itself is safe in the folders of server and sites, so the answer to both is a new job, which
-continues the run.
+FLARE cannot return a site to a running job, and it ends a job whose process dies. The run is safe
+in the folders of server and sites, so in both cases a new job continues it.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
 
 ORDER = "order"
 PAUSE = 5.0  # seconds until a stopped job counts as stopped for good
-RESTARTS = 3  # how often a job that ended without one more round is submitted again
+RESTARTS = 3  # how often a job without a new complete round is submitted again
 
 
 def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
-    """A FLARE job: two configurations and no code."""
+    """Write a FLARE job: two configurations and no code."""
     from atoll.engines.gate import job_text, site_job
 
     job, arguments = folder / f"atoll-{order.run}", {"order": order_text(order)}
     server = {
         "format_version": 2,
         "server": {"task_request_interval": INTERVAL},
-        # A site whose process is gone is left out at once, not after FLARE's minute.
+        # Exclude a site at once when its process ends, not after FLARE's default of a minute.
         "dead_client_grace_period": 1.0,
         "dead_client_check_lead_time": 1.0,
         "workflows": [{"id": "atoll", "path": CLASSES["server"][0], "args": arguments}],
@@ -62,7 +61,7 @@ def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
 
 @dataclass
 class Supervisor:
-    """Sees a run through until its result is in the folder `out`."""
+    """Follow a run until its result is in the folder `out`."""
 
     session: AdminSession
     order: Order
@@ -71,8 +70,8 @@ class Supervisor:
     tell: Callable[[str], None]  # called with sentences for the user
     on_progress: Callable[[Json], None]  # called with the progress of the running job
     patience: float = 60.0  # seconds to wait for sites that are not connected
-    rejoin: bool = True  # take a site that comes back in at once, by continuing in a new job
-    resuming: bool = False  # the run has begun before; a new run needs all of its sites
+    rejoin: bool = True  # include a returning site at once, by continuing in a new job
+    resuming: bool = False  # whether the run began before; a new run needs all its sites
     removed: Callable[[], Collection[str]] = tuple  # the sites removed from the federation so far
     job: str = field(default="", init=False)
     reached: tuple[int, int] = field(default=(0, 0), init=False)  # seed and round
@@ -83,7 +82,7 @@ class Supervisor:
         return [site for site in self.order.sites if site not in self.order.without]
 
     def run(self) -> None:
-        """Follow the run's job, and submit new ones, until one finishes the run."""
+        """Follow the run's job, and submit new jobs, until one finishes the run."""
         changed = (self.out / ORDER).exists() and read_saved_order(self.out) != self.order
         if changed and self._running():
             hint = "stop it with `atoll federate stop`, and then continue without a site"
@@ -104,7 +103,7 @@ class Supervisor:
                     # Nothing was trained, so a corrected command may use the folder.
                     (self.out / CONFIG).unlink(missing_ok=True)
                 raise AtollError(ended["reason"])
-            # `remove` stops jobs too, to continue them without the site.
+            # `remove` also stops jobs, to continue them without the removed site.
             stopped = ended["status"] == "aborted" and gone.issuperset(self.removed())
             if stopped and not self._running(wait=PAUSE):
                 raise AtollError(f"the job was stopped, and the run is kept; {self._continue()}")
@@ -124,13 +123,13 @@ class Supervisor:
             self.tell(f"{site} did not take the model: {why}; {again}")
 
     def stop(self) -> None:
-        """Stop the running job, if the server still answers; the run can be continued."""
+        """Stop the running job, if the server still answers. The run can be continued."""
         with contextlib.suppress(ClientLost):
             if self.job:
                 self.session.abort(self.job)
 
     def _gather(self, least: int) -> dict[str, str]:
-        """The run's sites that are connected, as soon as there are enough."""
+        """Wait until enough of the run's sites are connected, and return them."""
         end = time.monotonic() + self.patience
         while True:
             connected = self.session.connected()
@@ -147,11 +146,11 @@ class Supervisor:
             time.sleep(0.2)
 
     def _jobs(self) -> list[Json]:
-        """The run's jobs, the newest first."""
+        """Return the run's jobs, newest first."""
         return self.session.jobs(f"atoll-{self.order.run}")
 
     def _finished_before(self) -> bool:
-        """Whether the last job finished the run; not if a connected site still lacks its model."""
+        """Return whether the last job finished the run and no connected site lacks its model."""
         for job in self._jobs()[:1]:
             if job["status"] == "FINISHED:COMPLETED":
                 self.job = job["job_id"]
@@ -163,7 +162,7 @@ class Supervisor:
         return False
 
     def _running(self, wait: float = 0.0) -> str:
-        """The run's job that has not ended; empty if there is none."""
+        """Return the run's job that has not ended, or "" if no job is active."""
         end = time.monotonic() + wait
         while True:
             for job in self._jobs():
@@ -175,7 +174,7 @@ class Supervisor:
             time.sleep(0.5)
 
     def _submit(self, least: int) -> str:
-        """Submit a job; of several administrators that do so at once, all get the same job."""
+        """Submit a job. If several administrators submit at once, all get the same job."""
         jobs, there = len(self._jobs()), self._gather(least)
         with tempfile.TemporaryDirectory() as work:
             job = write_job(self.order, list(there), Path(work))
@@ -188,7 +187,7 @@ class Supervisor:
                 raise
 
     def _watch(self) -> Json:
-        """Watch the job until it ends."""
+        """Watch the job until it ends. Return its outcome."""
         back: list[str] = []
         joined: Mapping[str, object] = {}
         while True:
@@ -201,12 +200,12 @@ class Supervisor:
                 ended = self._fetch(status)
                 if back:
                     return {**ended, "reason": f"{', '.join(back)} is back"}
-                # Another administrator stopped it, or is about to continue it in a new job.
+                # Another administrator stopped the job, or is about to continue it in a new one.
                 aborted = status == "FINISHED:ABORTED" and ended["status"] != "finished"
                 return {**ended, "status": "aborted"} if aborted else ended
             joined = joined or self.session.joined(self.job)
             if self.rejoin and progress and joined and not back:
-                # A process that is not the one the job began with has no part in the job.
+                # A restarted site process is not part of the job.
                 now = self.session.connected()
                 back = [s for s in self.sites if s in now and now[s] != joined.get(s)]
                 if back:
@@ -214,7 +213,7 @@ class Supervisor:
             time.sleep(0.5)
 
     def _fetch(self, status: str) -> Json:
-        """Copy the files of the job; return its outcome."""
+        """Copy the files of the job. Return its outcome."""
         job, self.job, found = self.job, "", []
         with tempfile.TemporaryDirectory() as work:
             with contextlib.suppress(ClientLost):
@@ -227,7 +226,7 @@ class Supervisor:
 
 
 def read_saved_order(out: Path) -> Order:
-    """The order of a run that was started before."""
+    """Read the order of a run that was started before."""
     try:
         return read_order((out / ORDER).read_text())
     except OSError:

@@ -1,8 +1,8 @@
-"""Ends a site's job whose answer takes more time or memory than the owner allows.
+"""A watchdog that ends a site's job if an answer takes more time or memory than the owner allows.
 
-A step cannot be stopped from outside of it, only its process can. So the answer is computed in
-another thread. At the limit the server gets a refusal, and the process ends when that is sent. The
-site itself is another process and stays in the federation.
+A running step can only be stopped by ending its process, so another thread computes the answer. At
+the limit the server gets a refusal, and the process ends after sending it. The site itself is
+another process and stays in the federation.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from atoll.deploy.audit import Audit
 from atoll.deploy.site import Site
 from atoll.engines.fleet import BAD, Packet
 
-INTERVAL = 0.2  # seconds between two looks at time and memory
-GRACE = 30.0  # seconds that the refusal has to leave
+INTERVAL = 0.2  # seconds between two checks of time and memory
+GRACE = 30.0  # seconds for sending the refusal
 
 
 def end_process() -> None:
-    """End this process at once; FLARE takes any other status for a failure of the whole job."""
+    """End this process at once. FLARE treats any other status as a failure of the whole job."""
     os._exit(0)
 
 
 class Watchdog:
-    """Answers packets by a site, within the limits of its policy."""
+    """Answer packets by a site, within the limits of its policy."""
 
     def __init__(self, site: Site, end: Callable[[], None] = end_process) -> None:
         self.site, self.end = site, end
-        # One thread for all packets: torch keeps further threads for each one that calls it.
+        # One thread for all packets, because torch keeps further threads for each calling thread.
         self.worker = ThreadPoolExecutor(1, "answer")
         self.over = False
 
     def answer(self, packet: Packet) -> Packet:
-        """The site's answer, or a refusal at the limit."""
+        """Return the site's answer, or a refusal at the limit."""
         began, seconds = time.monotonic(), self.site.seconds(packet)
         answer = self.worker.submit(self.site.answer, packet)
         while not self.over:
@@ -53,7 +53,7 @@ class Watchdog:
         return Packet({"failure": BAD, "reason": "over its limit before; its job has ended"}, b"")
 
     def sent(self) -> None:
-        """An answer has left: if it was a refusal at the limit, the process ends."""
+        """End the process if the answer that just left was a refusal at the limit."""
         if self.over:
             self.end()
 
@@ -62,9 +62,9 @@ class Watchdog:
         timer = threading.Timer(GRACE, self.end)
         timer.daemon = True
         timer.start()
-        # The server learns the limit; how much was used is the owner's.
+        # The server learns the limit. Only the owner learns how much was used.
         reason = f"over its limit: its policy allows {limit}, and the answer needs more"
         if self.site.job is not None:
-            self.site.job.work.mark.unlink(missing_ok=True)  # it is noted here
-        log = Audit(self.site.audit.path)  # the site's own may be in use by the other thread
+            self.site.job.work.mark.unlink(missing_ok=True)  # the log entry below counts it
+        log = Audit(self.site.audit.path)  # the other thread may be using the site's own log
         return self.site.refuse(packet, BAD, reason, log, seconds=round(used, 3), **more)

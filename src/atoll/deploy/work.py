@@ -1,9 +1,9 @@
-"""The work of a run at a site: the questions and seconds of each round, which no restart renews.
+"""The work of a run at a site: questions and seconds per round, which no restart resets.
 
-The seconds of packets that are no steps (`OTHERS`) count for the round before the first one.
+The seconds of packets that are not steps (`OTHERS`) count for the round before the first one.
 
-The audit log has every answer. A file in the run's folder names the round of a step under way: a
-server could stop the job in each step, and the log would never have it.
+The audit log has an entry for every answer. A file in the run's folder names the round of a running
+step. Without it, a server could stop the job in each step, and the log would never contain it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SENT = "sent"
 UNDER_WAY = "step_under_way"
 BEFORE = -1  # the round before the first one
 OTHERS = ("hello", "begin", "deliver", "delivered", "kept")
-"""Packets that are no steps, and the events that the audit log has of them."""
+"""Packets that are not steps, and their events in the audit log."""
 
 
 class Work:
-    """Counts by the audit log; `longest` is the most that a step which did not end counts for."""
+    """Counts from the audit log. An interrupted step counts for at most `longest` seconds."""
 
     def __init__(self, audit: Audit, run: str, folder: Path, longest: float) -> None:
         self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
@@ -33,14 +33,14 @@ class Work:
             self._note(audit, run, longest)
         with audit.readable():
             for event in audit.events(run=run):
-                # Any failure has a reason. A private step that diverged is noted as sent.
+                # Any failure has a reason. A private step that diverged is logged as sent.
                 asked = event["event"] == SENT or "reason" in event
                 if type(event.get("round")) is int and (asked or event["event"] in OTHERS):
                     self.questions[event["round"]] += asked
                     self.seconds[event["round"]] += event.get("seconds", 0.0)
 
     def _note(self, audit: Audit, run: str, longest: float) -> None:
-        """Note a step whose process ended in it; how long it took is not known, only a bound."""
+        """Log a step whose process ended during it. Its duration is only known up to a bound."""
         number = self.mark.read_text(encoding="ascii", errors="replace")
         since = time.time() - self.mark.stat().st_mtime
         if re.fullmatch("-?[0-9]{1,10}", number):  # a crash may leave an empty file
@@ -55,6 +55,6 @@ class Work:
         self.mark.write_text(str(number))
 
     def end(self, number: int, seconds: float) -> None:
-        """Count the time of an answer that the audit log has."""
+        """Count the time of an answer that is in the audit log."""
         self.seconds[number] += seconds
         self.mark.unlink(missing_ok=True)
