@@ -47,6 +47,11 @@ from tests.deploy.private_site import (
     numbers,
 )
 
+OTHER_FORM = (
+    "a message of step '{}' was refused: it does not have the structure, shapes and types of its "
+    "method"
+)
+
 
 def site(tmp_path: Path, policy: Policy | None = None) -> Site:
     file = write_clients(small_federation(), tmp_path / "data")[0]
@@ -228,10 +233,11 @@ def test_a_note_between_two_jobs_hides_no_release(between, tmp_path):
     assert len(Account(one.audit).releases) == 2
 
 
-def test_the_models_tensors_in_other_places_are_refused(tmp_path):
+@pytest.mark.parametrize("dp", [None, DP])
+def test_the_models_tensors_in_other_places_are_refused(dp, tmp_path):
     """A square matrix as a bias, say, is answered only where there are as many nodes as columns."""
     site = make_site(tmp_path)
-    begin(site)
+    begin(site, dp=dp)
     model = model_for(site)
     tensors = leaves(model)
     others = [
@@ -246,7 +252,7 @@ def test_the_models_tensors_in_other_places_are_refused(tmp_path):
     for step, owner in (("train", "method"), ("score", "evaluator")):
         for other in others:
             answer = ask(site, other, step=step, owner=owner)
-            assert "its model's own shapes" in answer.head["reason"], other
+            assert OTHER_FORM.format(step) in answer.head["reason"], other
     assert not site.account.releases
     assert ask(site, model).head == {}
 
@@ -261,7 +267,7 @@ def test_a_private_adafgl_opens_its_second_step_with_the_model_in_a_record(tmp_p
         state = number - 1 if number else -2
         assert ask(site, message, round=number, state=state).head == {}
     refused = ask(site, Start([model]), round=1, state=0)
-    assert "its model's own shapes" in refused.head["reason"]
+    assert refused.head["reason"] == OTHER_FORM.format("train")
 
 
 @pytest.mark.parametrize("depth", [1, 500, 985, 990, 995])
@@ -417,7 +423,7 @@ def test_a_message_of_other_shapes_cannot_reach_the_kept_moments(dp, tmp_path):
     ]
     answer = ask(site, wide, attempt="a")
     assert answer.head["failure"] == "bad"
-    assert ("do not fit the parameters" if dp is None else "own shapes") in answer.head["reason"]
+    assert OTHER_FORM.format("train") in answer.head["reason"]
 
 
 def crafted(message, change):
@@ -426,11 +432,12 @@ def crafted(message, change):
     return tree_map(lambda leaf: change(leaf) if leaf is first else leaf, message)
 
 
+@pytest.mark.parametrize("dp", [None, DP])
 @pytest.mark.parametrize("name", ["train", "score"])
-def test_no_message_makes_a_site_tell_its_size(name, tmp_path):
+def test_no_message_makes_a_site_tell_its_size(name, dp, tmp_path):
     site = make_site(tmp_path)
     message, nodes = model_for(site), int(site.data.graph.size("nodes"))
-    begin(site)
+    begin(site, dp=dp)
     owner = "method" if name == "train" else "evaluator"
     heard = []
     for rows in (nodes - 1, nodes, nodes + 1):
@@ -438,16 +445,19 @@ def test_no_message_makes_a_site_tell_its_size(name, tmp_path):
         wide = tree_map(lambda b, n=rows: b.expand(n, *b.shape) if b.dim() == 1 else b, message)
         heard.append(ask(site, wide, step=name, owner=owner).head)
         heard.append(ask(site, crafted(message, lambda w: w[1:]), step=name, owner=owner).head)
-    assert {head["reason"] for head in heard} == {
-        "a private run takes only messages of its model's own shapes and types"
-    }
+    assert {head["reason"] for head in heard} == {OTHER_FORM.format(name)}
 
 
 def test_what_an_error_quotes_stays_at_the_site(tmp_path):
     site = make_site(tmp_path)
     begin(site, dp=None)
     nodes = f"x{int(site.data.graph.size('nodes'))})"  # in the shape of a matrix
-    answer = ask(site, crafted(model_for(site), lambda w: w[1:]))
+
+    def failing(*_):
+        raise RuntimeError(f"shapes do not fit (5{nodes}")
+
+    site.job._run = failing
+    answer = ask(site, model_for(site))
     assert answer.head["reason"] == "it failed (RuntimeError); its audit log says more"
     assert nodes in site.audit.events(event="bad")[0]["detail"]
 

@@ -47,11 +47,12 @@ from atoll.deploy.account import Account
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.begun import Begun, ordered
 from atoll.deploy.coordinator import Order
+from atoll.deploy.forms import Form, first_model
 from atoll.deploy.heads import Delivery, Sealed, read_head
 from atoll.deploy.kits import about_kit, state_folder
 from atoll.deploy.lock import FolderLock
 from atoll.deploy.policy import Refusal
-from atoll.deploy.site import Site, first_model, form_of
+from atoll.deploy.site import Site
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
 from atoll.engines.codec import decode, encode, load_checkpoint
@@ -391,12 +392,11 @@ def _check_form(site: Site, part: Part) -> None:
 
     Otherwise a server could find out the size of the graph by sending tensors that may fit it.
     """
-    private = part.config.dp is not None
-    site.private = site.private or private
+    site.private = site.private or (private := part.config.dp is not None)
     tree = decode(part.files[SENT[1]], limit=site.policy.model_bytes, finite=False)
     if private:
-        form = first_model(with_privacy(part.method, part.config.dp), part.data)
-        if form_of(tree) != form:
+        like = Federation((part.data.graph,), part.data.classes)
+        if Form.of(tree) != first_model(with_privacy(part.method, part.config.dp), like):
             what = f"the model of seed {part.seed}"
             raise WireError(f"{what} is not of its method's shapes and types")
 

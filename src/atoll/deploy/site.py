@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,11 @@ from atoll.core.losses import with_loss
 from atoll.core.method import Method, Step, declared_step
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import (
-    Empty,
     Tree,
     all_finite,
     leaves,
     named_leaves,
     num_bytes,
-    structure,
     tree_map,
 )
 from atoll.data.own.agree import MODES, Agreed
@@ -43,6 +41,7 @@ from atoll.deploy.account import Account
 from atoll.deploy.agreement import ENCODER
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.begun import Begun, digest_of, ordered
+from atoll.deploy.forms import Forms
 from atoll.deploy.heads import Begin, Hello, Question, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
@@ -50,7 +49,6 @@ from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
 from atoll.deploy.work import BEFORE, OTHERS, SENT, Work
-from atoll.engines.clients import Simulation
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
@@ -62,7 +60,6 @@ from atoll.engines.fleet import (
     owners_of,
 )
 from atoll.engines.prepare import prepared
-from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig, check_choices
 from atoll.experiment.history import bins_metric, positive_of
@@ -81,7 +78,6 @@ from atoll.experiment.threshold import THRESHOLD, parse_rule, write_chosen
 EVALUATOR = "evaluator"
 SCORES = 16 << 20  # size limit of the file of scores in bytes; 10,000 rounds need 3 MB
 LINE = 400  # most characters of a reason in a reply or in the log
-Form = tuple[object, list[tuple[torch.Size, torch.dtype]]]  # structure, shapes and types of a tree
 
 
 class StepFailed(AtollError):
@@ -312,8 +308,9 @@ class Job:
     ) -> None:
         self.run, self.site, self.privacy, self.rounds = run, site, config.dp, config.rounds
         self.owners = owners(method)
-        self.model = None if config.dp is None else first_model(method, data)
         views, batching = dict(method.views), batching_of(config.batch_size or 0)
+        like, rounds = Federation((data.graph,), data.classes), config.rounds or 1
+        self.forms = Forms.of(method, like, rounds, config.fraction, batching)
         graph = with_loss(data.graph, data.classes, config.class_weights, config.loss)
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)
@@ -349,7 +346,9 @@ class Job:
             work.end(number, time.monotonic() - began)
 
     def _answer(self, step: Step, head: Question, body: bytes, began: float) -> Packet:
-        policy, round, message = self.site.policy, head.round, self._message(body)
+        policy, round = self.site.policy, head.round
+        message = decode(body, limit=policy.message_bytes)
+        self.forms.check(step, "message", message)  # before it meets the owner's data
         if (round, head.attempt) != self.attempt:
             self.state, self.lineage = self.states.load(head.state)
             self.attempt, self.scored = (round, head.attempt), 0
@@ -386,6 +385,7 @@ class Job:
                 charged["scores"] = [n for n in TOLD if getattr(step.owner, f"with_{n}", True)]
             policy.check_bytes(len(answer), self.sent)
             if not step.keeps_state:
+                policy.check_disk(self.site.folder, self.run, num_bytes(state))
                 self.state, self.lineage = state, hashlib.sha256(question).hexdigest()
                 self.states.save(round, state, self.lineage, head.state, head.keep)
             self.sent += len(answer)
@@ -394,17 +394,6 @@ class Job:
             seconds = time.monotonic() - began
             self.site.audit.note(SENT, **place, **sizes, seconds=seconds, **charged)
         return Packet({}, answer)
-
-    def _message(self, body: bytes) -> Tree:
-        """Decode the server's message. In a private run it must not depend on this site's data."""
-        message = decode(body, limit=self.site.policy.message_bytes)
-        # A tensor with a row per node would pass only if the number fits, and so reveal it. The
-        # model's tensors at other places of the tree would do the same.
-        named = is_dataclass(message) and [field.name for field in fields(message)]
-        model = message.model if named == ["model"] else message
-        if self.model is not None and type(message) is not Empty and form_of(model) != self.model:
-            raise WireError("a private run takes only messages of its model's own shapes and types")
-        return message
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> tuple[Tree, Tree]:
         """Run a step on the site's device. Return its reply and the state on the CPU."""
@@ -485,16 +474,3 @@ class Job:
         if step is None:
             raise WireError(f"there is no step '{head.step}' of '{name}'")
         return step
-
-
-def first_model(method: Method, data: SiteData) -> Form:
-    """Return the form of the model that the method sends, found on synthetic clients."""
-    own = Federation((data.graph,), data.classes)
-    probes = make_probe(own, {}, torch.zeros(())).graphs
-    made = Simulation(Federation(probes, data.classes), method, engine="serial")
-    return form_of(method.deploy(method.init(made.clients(-1))).tree)
-
-
-def form_of(tree: Tree) -> Form:
-    """Return the structure of a tree, and the shapes and types of its tensors."""
-    return structure(tree), [(leaf.shape, leaf.dtype) for leaf in leaves(tree)]

@@ -82,6 +82,7 @@ UNUSED = (
     "stats_pool_config",
     "custom_props",
     "edge_method",
+    "byoc",
 )
 """What FLARE lets a job choose for its process at a site, and Atoll's job never does."""
 

@@ -97,9 +97,11 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
             )
 
 
-def make_probe(federation: Federation, views: dict[str, View], like: Tensor) -> Probe:
+def make_probe(
+    federation: Federation, views: dict[str, View], like: Tensor, more: int = 0
+) -> Probe:
     """Probe clients with a federation's task, features and classes, typed and placed `like`."""
-    sizes = federation.classes + 5, federation.classes + 8
+    sizes = federation.classes + 5 + more, federation.classes + 8 + more
     small, large = (with_views(_probe_graph(size, federation, like), views) for size in sizes)
     return Probe((small, large))
 

@@ -241,7 +241,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"Clients: {_listed(names)}."
     if about.get("site") and scores:
-        yield "\nThe server computed this score from the counts that this site sent."
+        yield "\nThe server reported this score. This site did not compute it again."
     if about.get("scores"):
         seeds = "1 seed" if about["seeds"] == 1 else f"{about['seeds']} seeds"
         yield f"\n| test score | this model | {seeds} |\n|---|---|---|"

@@ -131,10 +131,11 @@ class FedATH(Averaging):
         self, graph: Graph, shared: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
         """Train evaluator, causal and biased network together."""
-        kept = [name for name in SHARED["all"] if name not in shared]
+        sent = SHARED[self.share]  # not the names in the message, which a server could choose
+        kept = [name for name in SHARED["all"] if name not in sent]
         own = state or Private({name: self._fresh(name, key) for name in kept}, None)
         networks, moments = self.fit(graph, {**shared, **own.networks}, own.moments, key)
-        reply = Update({name: networks[name] for name in shared}, graph.size(self.weight_by))
+        reply = Update({name: networks[name] for name in sent}, graph.size(self.weight_by))
         return reply, Private({name: networks[name] for name in kept}, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:

@@ -1,0 +1,143 @@
+"""The forms of a method's messages and replies: their structure, shapes and types.
+
+A site plays a few rounds of the method on synthetic clients and records every message and reply.
+It accepts no message of another form. Otherwise a server could add a row for each node to a tensor,
+ask for more classes, widen the network, or name a network that stays at the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from atoll.core.batching import Batching
+from atoll.core.errors import WireError
+from atoll.core.federation import Federation
+from atoll.core.graph import Graph
+from atoll.core.method import Method, Step
+from atoll.core.tree import Tree, leaves, structure, tree_map
+from atoll.engines.clients import Simulation
+from atoll.engines.prepare import EngineInputs
+from atoll.engines.serial import Serial
+from atoll.engines.wire import make_probe
+from atoll.experiment.metrics import Evaluator
+from atoll.experiment.rounds import Experiment
+
+Axes = tuple[int | None, ...]  # sizes of a tensor's axes. None: the size depends on the clients
+MOST = 100_000  # rounds in which a change of stage is looked for
+
+
+@dataclass
+class Form:
+    """The structure of a tree, and the axes and types of its tensors."""
+
+    structure: object
+    tensors: list[tuple[Axes, torch.dtype]]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Self:
+        return cls(structure(tree), [(tuple(leaf.shape), leaf.dtype) for leaf in leaves(tree)])
+
+    def fits(self, other: Form) -> bool:
+        """Whether the other form differs only in axes that depend on the clients."""
+        return self.like(other) and all(
+            mine in (None, size)
+            for (axes, _), (sizes, _) in zip(self.tensors, other.tensors, strict=True)
+            for mine, size in zip(axes, sizes, strict=True)
+        )
+
+    def like(self, other: Form) -> bool:
+        """Whether both have the same structure, and tensors of the same types and dimensions."""
+        kinds = [[(len(axes), dtype) for axes, dtype in one.tensors] for one in (self, other)]
+        return bool(self.structure == other.structure) and kinds[0] == kinds[1]
+
+    def widen(self, other: Form) -> None:
+        """Free the axes that differ in the two forms."""
+        self.tensors = [
+            (tuple(a if a == b else None for a, b in zip(axes, others, strict=True)), dtype)
+            for (axes, dtype), (others, _) in zip(self.tensors, other.tensors, strict=True)
+        ]
+
+
+@dataclass
+class Forms:
+    """The forms of every step's messages and replies."""
+
+    known: dict[tuple[type, str, str], list[Form]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, method: Method, like: Federation, rounds: int, fraction: float, batching: Batching
+    ) -> Self:
+        """Play rounds on synthetic clients with the features, classes and task of a federation."""
+        forms, made = cls(), [make_probe(like, {}, torch.zeros(()), more).graphs for more in (0, 4)]
+        # Axes that count clients, or their nodes, differ. One client gets nothing of others.
+        for graphs in (made[0][:1], made[0], (*made[1], made[0][0])):
+            for share in {1.0, fraction}:
+                sides = Federation(graphs, like.classes), rounds, share
+                forms.play(Experiment(method, *sides, engine=forms.engine, batching=batching))
+        return forms
+
+    def play(self, experiment: Experiment) -> None:
+        """Play the rounds that show every form, and record it."""
+        run = experiment.begin()
+        run.start()
+        for number in played(experiment.method, experiment.rounds):
+            run.server, _ = run.play(run.server, run.simulation.clients(number), with_train=True)
+
+    def engine(self, inputs: EngineInputs) -> Serial:
+        """Make an engine that records every message and reply."""
+        return _Recording(inputs.graphs(), self)
+
+    def add(self, step: Step, part: str, tree: Tree) -> None:
+        """Record the form of a message or of a reply."""
+        found, forms = Form.of(tree), self._of(step, part)
+        alike = next((form for form in forms if form.like(found)), None)
+        if alike is None:
+            forms.append(found)
+        else:
+            alike.widen(found)
+
+    def check(self, step: Step, part: str, tree: Tree) -> None:
+        """Refuse a message or a reply whose form the method does not have."""
+        found = Form.of(tree)
+        if not any(form.fits(found) for form in self._of(step, part)):
+            own = "the structure, shapes and types of its method"
+            raise WireError(f"a {part} of step '{step.name}' was refused: it does not have {own}")
+
+    def _of(self, step: Step, part: str) -> list[Form]:
+        return self.known.setdefault((type(step.owner), step.name, part), [])
+
+
+class _Recording(Serial):
+    """The serial engine, which also records the form of every message and reply."""
+
+    def __init__(self, graphs: Sequence[Graph], forms: Forms) -> None:
+        super().__init__(graphs)
+        self.forms = forms
+
+    def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
+        self.forms.add(step, "message", message)
+        reply = super().run_one(step, position, tree_map(torch.clone, message), key)
+        if not isinstance(step.owner, Evaluator):  # its flags determine its reply
+            self.forms.add(step, "reply", reply)
+        return reply
+
+
+def played(method: Method, rounds: int) -> list[int]:
+    """Return the rounds to play: the first two, and two after the first and last new stage."""
+    stages = [method.stage(number) for number in range(min(rounds, MOST))]
+    changes = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
+    first = (0, *changes[:1], *changes[-1:])
+    return sorted({at + more for at in first for more in (0, 1) if at + more < rounds})
+
+
+def first_model(method: Method, like: Federation) -> Form:
+    """Return the form of the model that the method sends, found on synthetic clients."""
+    probes = make_probe(like, {}, torch.zeros(())).graphs
+    made = Simulation(Federation(probes, like.classes), method, engine="serial")
+    return Form.of(method.deploy(method.init(made.clients(-1))).tree)
