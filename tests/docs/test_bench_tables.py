@@ -1,4 +1,4 @@
-"""A table goes on where it is: what it has is neither run again nor lost."""
+"""A table grows: its values are neither run again nor lost."""
 
 from __future__ import annotations
 

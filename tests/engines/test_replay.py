@@ -1,4 +1,4 @@
-"""Rounds that are recorded and replayed; the contract compares their numbers for every method."""
+"""Recorded and replayed rounds. The contract compares their numbers for every method."""
 
 from __future__ import annotations
 

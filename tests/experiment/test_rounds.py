@@ -119,7 +119,7 @@ def method(federation) -> FedAvg:
 
 
 def seconds_of(clients: int) -> float:
-    """CPU seconds of dividing, preparing, training and scoring; the better of two."""
+    """The better CPU seconds of two runs: partition, preparation, training and scoring."""
     found = []
     for _ in range(2):
         start = time.process_time()

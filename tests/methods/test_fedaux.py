@@ -245,7 +245,7 @@ def test_other_networks(net: Net) -> None:
 
 @dataclass(frozen=True)
 class ByTheCode(FedAux):
-    """What the public code runs."""
+    """The computation of the public code."""
 
     score: Any = "cosine"
     sigma: float = 10.0

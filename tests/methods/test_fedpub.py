@@ -51,7 +51,7 @@ FIRST, LAST = [0.510599, 0.483729, 0.005672], [0.010843, 0.013121, 0.976036]
 
 @dataclass(frozen=True)
 class TwoWeights:
-    """Two numbers that are nobody's model."""
+    """Two parameters that belong to no client's model."""
 
     features: int = 5
     classes: int = 2

@@ -42,7 +42,7 @@ class _Stop(Observer):
 
 
 def play(path: Path, league: str = "defaults", most: int = 99, **given: Any) -> list[str]:
-    """Run a small league; the methods that ended."""
+    """Run a small league and return the finished methods."""
     out, observer = given.pop("out", None), Counting(most)
     problems: list[str] = []
     entries, _ = plan_league(league, Wanted(**SMALL, **given))

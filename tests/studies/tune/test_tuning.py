@@ -1,4 +1,4 @@
-"""Tuning: on validation scores alone, with one budget for all, the same again after any stop."""
+"""Tuning: only validation scores, one budget for all, and the same result after any stop."""
 
 from __future__ import annotations
 
