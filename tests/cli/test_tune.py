@@ -1,4 +1,4 @@
-"""`atoll tune` and `atoll watch`: what they print and write, and how they refuse."""
+"""`atoll tune` and `atoll watch`: output, files and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in data: deterministic, and every knob does what it says."""
+"""The built-in data: deterministic, and every option has its effect."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def events(folder: Path) -> list[dict[str, str]]:
 def stop(
     arguments: list[str], folder: Path, number: int, begun: int, delay: float
 ) -> tuple[int, str]:
-    """Start a study, wait until so many cells have begun, wait a little, send a signal.
+    """Start a study, wait until a number of cells have started, wait a little, send a signal.
 
     Ctrl-C is heard by all processes of a terminal; a kill is for one.
     """

@@ -1,4 +1,4 @@
-"""A live federation on loopback, with its administrator's commands, for the tests beside it."""
+"""A live federation on loopback, with its administrator's commands, for the e2e tests."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from atoll.nn import GCN, NETS
 from atoll.testing import CLASSES, FEATURES, small_federation
 
 WHOLE = set(METHODS) - {"fedtad"}
-"""Methods whose rounds are recorded whole; FedTAD's are on a GPU alone, where it never counts."""
+"""Methods whose complete rounds are recorded. FedTAD's are only on a GPU, where it counts no edges."""
 
 
 def experiment(method=None, **options) -> Experiment:

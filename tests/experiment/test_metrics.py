@@ -138,7 +138,7 @@ def test_one_value_has_no_spread():
 
 @dataclass(frozen=True)
 class Reader:
-    """Predicts what stands in the features."""
+    """Predicts the values in the features."""
 
     def predict(self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None) -> Any:
         return graph.x * message if key is None else graph.x * 0

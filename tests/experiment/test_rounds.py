@@ -1,4 +1,4 @@
-"""Rounds of one experiment: which scores they write down, and what they cost."""
+"""Rounds of one experiment: their recorded scores and their cost."""
 
 from __future__ import annotations
 

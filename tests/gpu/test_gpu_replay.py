@@ -192,7 +192,7 @@ def test_training_scores_that_are_due_now_and_then() -> None:
 
 @dataclass(frozen=True)
 class CountsInMainMemory(METHODS["fedavg"]):
-    """Keeps a number beside the GPU."""
+    """Keeps a number outside the GPU."""
 
     def init(self, clients):
         return {"model": super().init(clients), "count": torch.zeros(())}

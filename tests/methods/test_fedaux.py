@@ -100,7 +100,7 @@ def test_golden_mixing() -> None:
 
 @dataclass(frozen=True)
 class Planted(FedAux):
-    """Clients reply with what stands in their features: the vector and the model."""
+    """Clients reply with values from their features: the vector and the model."""
 
     def init(self, clients: Clients) -> Mixtures:
         return first_mixtures({"apv": torch.zeros(3), "w": torch.zeros(2)}, clients)

@@ -40,7 +40,7 @@ def _double() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Given:
-    """A network that predicts the probabilities that stand in the features."""
+    """A network that predicts the probabilities in the features."""
 
     classes: int = 2
 
@@ -179,7 +179,7 @@ MODELS = [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
 
 @dataclass(frozen=True)
 class Planted(FedGTA):
-    """Clients reply with what stands in their features: moments, confidence, model."""
+    """Clients reply with values from their features: moments, confidence, model."""
 
     @client_step
     def train(self, graph, received, state, key):

@@ -43,7 +43,7 @@ def _double():
 
 @dataclass(frozen=True)
 class Planted(FedIIH):
-    """Clients reply with what stands in their features: means, log variances, weights."""
+    """Clients reply with values from their features: means, log variances, weights."""
 
     @client_step
     def train(self, graph, received, state, key):

@@ -75,7 +75,7 @@ class TwoWeights:
 
 @dataclass(frozen=True)
 class Planted(FedPUB):
-    """Clients reply with what stands in their features: q and the model."""
+    """Clients reply with values from their features: q and the model."""
 
     @client_step
     def train(self, graph, received, state, key):

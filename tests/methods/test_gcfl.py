@@ -1,4 +1,4 @@
-"""GCFL: the card's golden numbers, what it reduces to, and splits that go where they should."""
+"""GCFL: the card's golden numbers, reductions, and correct splits."""
 
 from __future__ import annotations
 

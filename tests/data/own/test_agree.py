@@ -1,4 +1,4 @@
-"""Several owners of tables agree on one encoder, and tell no row."""
+"""Several owners of tables agree on one encoder without sending a row."""
 
 from __future__ import annotations
 

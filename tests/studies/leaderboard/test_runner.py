@@ -21,7 +21,7 @@ SMALL = {"data": ["lagoon:nodes=150"], "options": {"rounds": 2, "epochs": 1, "de
 
 
 class Counting(StudyObserver):
-    """Counts runs, and stops after so many."""
+    """Counts runs, and stops after a number of them."""
 
     def __init__(self, most: int = 99) -> None:
         self.ran, self.most = list[str](), most
