@@ -21,7 +21,7 @@ from atoll.nn import GCN, NETS
 from atoll.testing import CLASSES, FEATURES, small_federation
 
 WHOLE = set(METHODS) - {"fedtad"}
-"""Methods whose complete rounds are recorded. FedTAD's are only on a GPU, where it counts no edges."""
+"""Methods whose complete rounds are recorded. FedTAD counts edges except on a GPU."""
 
 
 def experiment(method=None, **options) -> Experiment:
