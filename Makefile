@@ -1,11 +1,14 @@
-# make demo   set up, then run the main job on built-in data
-# make test   set up, then lint, types, layers and the tests of every file
-# make test-federation  set up, then whole federations on loopback, their faults and refusals
-# make test-long  set up, then the variants of every method and the slow cases
-# make sizes  set up, then measure the source against the limits of the house
-# make docs   set up, then build the documentation into site/; make docs-serve shows it as it grows
+# Every target except dist and clean first sets up .venv.
+# make demo   run the demo on built-in data
+# make test   run the linters, the type checker, the layer check, the check of English and the tests
+# make test-federation  test complete federations on loopback, with faults and refusals
+# make test-long  test the variants of every method and the slow cases
+# make check  run the linters, the type checker, the layer check and the check of English
+# make sizes  compare the size of the source with its limits
+# make docs   build the documentation into site/; make docs-serve shows it while you edit
 # make dist   build wheel and source distribution, check them, install the wheel and run its demo
-# make bench  set up, then Atoll against its peers on this machine; ATOLL_DATA holds Cora
+# make bench  compare Atoll with its peers on this machine; ATOLL_DATA must name a folder with Cora
+# make clean  delete environments and build outputs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +59,7 @@ bench: $(VENV)/installed
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Atoll needs Python 3.11 or newer; set PYTHON=... to one"; exit 1; }
+		{ echo "Atoll needs Python 3.11 or newer; set PYTHON=... to a newer Python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -60,11 +60,11 @@ FLOWER_ENV = click.option(
 
 @main.command()
 @DATA_ROOT
-@click.option("--methods", default="fedavg,fedprox", show_default=True, help="Names, with commas.")
+@click.option("--methods", default="fedavg,fedprox", show_default=True, help="Comma-separated.")
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1))
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1))
-@click.option("--peer-only", is_flag=True, help="Leave Atoll out.")
+@click.option("--peer-only", is_flag=True, help="Run the peer only.")
 @PEER_ENV
 @OUT
 def peer(
@@ -78,7 +78,7 @@ def peer(
     peer_env: Path,
     out: Path | None,
 ) -> None:
-    """Seconds per round of openfgl-lib 1.1.0 and of Atoll, on Cora with 10 clients."""
+    """Compare the seconds per round of openfgl-lib 1.1.0 and Atoll on Cora with 10 clients."""
     names = _known(methods)
     work = Work(_with_cora(data_root), rounds=rounds, threads=threads)
     _check_out(out)
@@ -102,7 +102,7 @@ def _peer(
                 compare(name, work, python=python, repeats=repeats, peer_only=peer_only, tell=tell)
             )
             result = report(rows, work, load)
-            if out:  # after every method, so that a stopped benchmark keeps what it has
+            if out:  # after every method, so that a stopped benchmark keeps its results
                 _write(out, result)
     return rows, result
 
@@ -110,11 +110,11 @@ def _peer(
 @main.command()
 @click.option("--clients", default=10_000, show_default=True, type=click.IntRange(min=1))
 @click.option("--theirs", default=100, show_default=True, type=click.IntRange(min=2),
-              help="Clients of the others, which cannot hold so many.")  # fmt: skip
+              help="Clients of the other programs, which are too slow for more.")  # fmt: skip
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=2))
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1))
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1))
-@click.option("--without-flower", is_flag=True, help="The plain loop alone.")
+@click.option("--without-flower", is_flag=True, help="Compare with the plain loop only.")
 @FLOWER_ENV
 @OUT
 def simulator(
@@ -128,7 +128,7 @@ def simulator(
     flower_env: Path,
     out: Path | None,
 ) -> None:
-    """Client updates per second of Atoll, of Flower's simulator and of a plain loop with PyG."""
+    """Compare Atoll's client updates per second with Flower's simulator and a plain PyG loop."""
     _check_out(out)
     pins = simulators.FLOWER_PINS
     flower = None if without_flower else peer_python(flower_env, Console(stderr=True), pins)
@@ -148,7 +148,7 @@ def simulator(
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1))
 @OUT
 def scale(*, data_root: Path | None, rounds: int, threads: int, out: Path | None) -> None:
-    """Large federations: seconds per round and peak memory."""
+    """Measure seconds per round and peak memory of large federations."""
     _check_out(out)
     with _progress() as progress:
         found = scaling.measure(data_root, rounds, threads, _teller(progress))
@@ -158,7 +158,7 @@ def scale(*, data_root: Path | None, rounds: int, threads: int, out: Path | None
 
 
 EVERYTHING = "local,fedavg,fedprox,scaffold,moon,feddc,fedproto,fedgta,fedtad"
-"""What Atoll and the peer both have, and the peer can run."""
+"""Methods that both Atoll and the peer can run."""
 
 
 @main.command("all")
@@ -173,7 +173,7 @@ EVERYTHING = "local,fedavg,fedprox,scaffold,moon,feddc,fedproto,fedgta,fedtad"
     help="JSON file to write.",
 )
 def everything(*, data_root: Path | None, peer_env: Path, flower_env: Path, out: Path) -> None:
-    """All of it on this machine, in less than ten minutes."""
+    """Run the peer, simulator, scale and roofline benchmarks in less than ten minutes."""
     from atoll.data.divide import federate
     from atoll.data.public.registry import load_dataset
 
@@ -211,13 +211,13 @@ def everything(*, data_root: Path | None, peer_env: Path, flower_env: Path, out:
         **result, "benchmark": "all", "peaks": peaks, "roofline": floors, "scale": found,
         "simulator": [side.to_json() for side in sides],
     })  # fmt: skip
-    console.print(f"Everything that was measured is in {out}.", highlight=False)
+    console.print(f"All measurements are in {out}.", highlight=False)
 
 
 def _show_floors(
     console: Console, peaks: dict[int, dict[str, float]], floors: dict[str, dict[str, Any]]
 ) -> None:
-    """What the machine can do, and how far from it a round of FedAvg is."""
+    """Print the machine's peaks, and the floor and the time of a round of FedAvg."""
     for threads, peak in peaks.items():
         console.print(
             f"{threads} thread(s): {peak['bytes_per_s'] / 1e9:.1f} GB/s (triad), "
@@ -249,7 +249,7 @@ def _write(out: Path, result: dict[str, Any]) -> None:
 
 
 def _teller(progress: Progress) -> Callable[[str], None]:
-    """Returns a function that shows what runs: live on a terminal, as plain lines elsewhere."""
+    """Return a function that shows the current run: live on a terminal, else as lines."""
     task = progress.add_task("")
 
     def tell(text: str) -> None:
@@ -262,7 +262,7 @@ def _teller(progress: Progress) -> Callable[[str], None]:
 
 
 def _known(methods: str) -> list[str]:
-    """Splits the list of names and refuses one that the peer does not offer."""
+    """Split the list of names and refuse methods that the peer does not have."""
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
         if name not in METHODS:
@@ -275,7 +275,7 @@ def _known(methods: str) -> list[str]:
 
 
 def _with_cora(data_root: Path | None) -> Path:
-    """Returns the data folder as an absolute path, or says how to get Cora into it."""
+    """Return the data folder as an absolute path. The error says where Cora must be."""
     if data_root is None:
         raise click.ClickException(
             f"no data folder; give --data-root DIR or set ATOLL_DATA to a folder with {RAW}."
@@ -288,7 +288,7 @@ def _with_cora(data_root: Path | None) -> Path:
 
 
 def _show(rows: list[Row], result: dict[str, Any]) -> None:
-    """Prints the table with the machine, the versions, the notes and the failures below it."""
+    """Print the table, then the machine, the versions, the notes and the failures."""
     console = Console()
     console.print(table(rows))
     machine, versions = result["machine"], result["versions"]

@@ -1,8 +1,8 @@
-"""Atoll's command line with further figures: the CPU seconds of each round, a GPU's peak memory.
+"""Atoll's command line, with the CPU seconds of each round and the peak memory of a GPU.
 
     python atoll_runner.py run fedavg --data cora --json --quiet
 
-On a machine that others use too, CPU time says what a round costs when wall time says who waited.
+On a shared machine CPU time measures the cost of a round; wall time also includes waiting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.experiment.rounds import Run
 
 
 def timed(arguments: list[str]) -> dict[str, object]:
-    """The JSON object that the command prints, `round_cpu_seconds` and `gpu_peak_gb`."""
+    """Return the JSON object of the command, with `round_cpu_seconds` and `gpu_peak_gb`."""
     seconds: list[float] = []
     one_round = Run.one_round
 

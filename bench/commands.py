@@ -1,12 +1,12 @@
 """Whole commands, from the start of the process to its end, with a cold and a warm cache.
 
     python -m bench commands --device cuda --out commands.json
-    python -m bench commands --against OLD/src --only demo     the same by other source code
+    python -m bench commands --against OLD/src --only demo     compare with other source code
 
-torch's import and CUDA's start are measured before each command and taken off, and so is the
-training that a result reports. An unmeasured load of each data set comes first, because older code
-has PyG process raw files once. `--together` measures the two sources at the same time: on a machine
-of many cores this takes half as long.
+The benchmark subtracts the time of torch's import and CUDA's start, measured before each command,
+and the training time that the result reports. It first loads each data set without measuring,
+because in older code PyG processes raw files once. `--together` measures both sources at the same
+time, which takes half as long on a machine with many cores.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HERE = Path(__file__).parents[1] / "src"
 
 
 def timed(words: list[str], variables: dict[str, str]) -> dict[str, float]:
-    """Wall and processor seconds of one process with its children."""
+    """Return wall and CPU seconds of one process with its children."""
     with tempfile.TemporaryFile() as printed:
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -59,14 +59,14 @@ def timed(words: list[str], variables: dict[str, str]) -> dict[str, float]:
         printed.seek(0)
         if process.returncode:
             tail = printed.read().decode(errors="replace")[-600:]
-            raise RunError(f"{' '.join(words)} failed; its last words were:\n{tail}")
+            raise RunError(f"{' '.join(words)} failed; its last output was:\n{tail}")
     return {"seconds": wall, "processor": used.ru_utime + used.ru_stime}
 
 
 def whole(
     source: Path, name: str, how: list[str], folder: Path, times: int
 ) -> list[dict[str, Any]]:
-    """One command by one source, several times with one cache that is empty at first."""
+    """Run one command of one source several times, with one cache that is empty at first."""
     variables = dict(os.environ)
     path = [str(source), *filter(None, [variables.get("PYTHONPATH")])]
     cache = tempfile.mkdtemp(dir=folder)
@@ -85,11 +85,11 @@ def whole(
 
 @click.command()
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
-@click.option("--rounds", type=click.IntRange(min=1), help="Instead of each command's own.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds of every command.")
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(min=1),
-              help="With a warm cache; the median counts.")  # fmt: skip
+              help="Runs with a warm cache.")  # fmt: skip
 @click.option("--against", type=click.Path(file_okay=False, path_type=Path),
-              help="The folder src of other code, measured beside this one.")  # fmt: skip
+              help="The folder src of other code, measured in the same run.")  # fmt: skip
 @click.option("--only", multiple=True, type=click.Choice(list(COMMANDS)), help="Repeatable.")
 @click.option("--together", is_flag=True, help="Both sources at the same time.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write.")
@@ -97,7 +97,7 @@ def commands(
     device: str, rounds: int | None, repeats: int, against: Path | None, only: tuple[str, ...],
     together: bool, out: Path | None,
 ) -> None:  # fmt: skip
-    """Seconds of whole commands apart from torch's import, CUDA's start and training."""
+    """Measure complete commands without torch's import, CUDA's start and training."""
     names = only or tuple(COMMANDS)
     more = [] if rounds is None else ["--rounds", str(rounds)]
     options = {name: more + (["--device", device] if name != "demo" else []) for name in names}
@@ -112,7 +112,7 @@ def commands(
             starts = [timed(["-c", START.format(device)], dict(os.environ)) for _ in range(2)]
             start = {key: min(one[key] for one in starts) for key in starts[0]}
             click.echo(f"torch's import and the start of {device}: {start['seconds']:.2f} s")
-            # Other code may know no cache: its second time is like its first.
+            # Other code may have no cache, so a second run would equal the first.
             work = [(source, 1 + repeats if source == HERE else 1) for source in sources]
             with ThreadPoolExecutor(len(work) if together else 1) as pool:
                 made = [
@@ -134,7 +134,7 @@ def commands(
 
 
 def _show(row: dict[str, Any], start: dict[str, float]) -> None:
-    """One line: whole, training, and the rest of both clocks."""
+    """Print one line: total time, training time, and the rest in wall and CPU seconds."""
     row["rest"] = row["seconds"] - start["seconds"] - row["training"]
     row["rest_processor"] = row["processor"] - start["processor"]
     which = "this source" if row["source"] == str(HERE) else row["source"]

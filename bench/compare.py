@@ -1,4 +1,4 @@
-"""Runs the peer and Atoll in turn on the same work and compares their seconds per round."""
+"""Run the peer and Atoll alternately on the same work and compare their seconds per round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.processes import RunError, capture, environment
 RUNNER = Path(__file__).with_name("peer_runner.py")
 OURS = Path(__file__).with_name("atoll_runner.py")
 RAW = Path("Planetoid", "Cora", "raw")
-WARM_UP = 2  # rounds left out of the peer's median, fewer where a run is short
+WARM_UP = 2  # rounds excluded from the peer's median; fewer in short runs
 HEADINGS = (
     "peer s",
     "Atoll s",
@@ -36,7 +36,7 @@ ATOLL_PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scikit-netw
 
 @dataclass(frozen=True)
 class Work:
-    """The work that both sides do, and the machine's share that they get."""
+    """The work of both sides, and the number of threads for it."""
 
     data_root: Path
     rounds: int = 10
@@ -45,13 +45,13 @@ class Work:
     threads: int = 1
 
     def rounds_of(self, method: str) -> int:
-        """Rounds of one run: fewer where the peer is slow, for both sides alike."""
+        """Return the rounds of one run of either side. There are fewer if the peer is slow."""
         return min(self.rounds, METHODS[method].max_rounds or self.rounds)
 
 
 @dataclass
 class Row:
-    """What was measured for one method; `error` says why it is incomplete."""
+    """The measurements of one method, with the reason in `error` if a run failed."""
 
     method: str
     rounds: int
@@ -61,16 +61,16 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as long as Atoll the peer takes for one round."""
+        """The peer's seconds per round divided by Atoll's."""
         return self.ratio_of("seconds_per_round")
 
     def ratio_of(self, clock: str) -> float | None:
-        """The same by one of the clocks; CPU time is what others on the machine hardly change."""
+        """Return the ratio by one clock. Other load on the machine hardly changes CPU time."""
         peer, atoll = best(self.peer, clock), best(self.atoll, clock)
         return peer / atoll if peer and atoll else None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the row with the figures of the table and every run behind them."""
+        """Return the figures of the table and every run behind them."""
         return {
             "method": self.method,
             "rounds": self.rounds,
@@ -96,7 +96,7 @@ def best(runs: list[dict[str, Any]], clock: str = "seconds_per_round") -> float 
 
 
 def was_disturbed(runs: list[dict[str, Any]]) -> bool:
-    """Whether even the best run got clearly less than one processor, so that others slowed it."""
+    """Whether other programs slowed even the best run: it had less than 0.9 CPUs."""
     if not runs:
         return False
     run = min(runs, key=lambda run: run["seconds_per_round"])
@@ -104,7 +104,7 @@ def was_disturbed(runs: list[dict[str, Any]]) -> bool:
 
 
 def run_peer(python: Path, method: str, work: Work) -> dict[str, Any]:
-    """Runs the peer once; seconds per round are the median after the warm-up rounds."""
+    """Run the peer once. Its seconds per round are the median after the warm-up rounds."""
     rounds = work.rounds_of(method)
     run = capture(
         [
@@ -131,7 +131,7 @@ GRAPHS = ("--data", "molecules", "--protocol", "gcfl")
 
 
 def _cora(work: Work) -> list[str]:
-    """Options of Atoll for the peer's division of Cora."""
+    """Return Atoll's options for the peer's partition of Cora."""
     return [
         *("--data", "cora", "--clients", str(work.clients), "--partition", "louvain"),
         *("--epochs", str(work.epochs)),
@@ -139,7 +139,7 @@ def _cora(work: Work) -> list[str]:
 
 
 def run_atoll(method: str, work: Work) -> dict[str, Any]:
-    """Runs Atoll once through its command line and reads the JSON object that it prints."""
+    """Run Atoll's command line once and read the JSON object that it prints."""
     run = capture(
         [
             *(sys.executable, str(OURS), "run", method, *METHODS[method].ours),
@@ -152,7 +152,7 @@ def run_atoll(method: str, work: Work) -> dict[str, Any]:
         environment(work.threads),
     )
     try:
-        # The peer scores every client's own model after training; so does this metric, where a
+        # The peer scores every client's own model after training. So does this metric, if the
         # method has it.
         local = "local_test_accuracy"
         accuracy = local if local in run["metrics"] else "test_accuracy"
@@ -177,15 +177,15 @@ def compare(
     peer_only: bool,
     tell: Callable[[str], object],
 ) -> Row:
-    """Measures one method, peer and Atoll in turn so that both meet the same load of the machine.
+    """Measure one method, peer and Atoll alternately, so that other load affects both equally.
 
     Args:
         method: A name in `METHODS`.
-        work: What a run does.
+        work: The work of one run.
         python: The peer's interpreter.
         repeats: Runs of each side.
-        peer_only: Leave Atoll out.
-        tell: Called before each run with a few words about it.
+        peer_only: Do not run Atoll.
+        tell: Receives a short description of each run before it starts.
 
     Returns:
         The row, with the runs so far and `error` set if a run failed.
@@ -204,7 +204,7 @@ def compare(
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Describes the processor, without anything that names the machine itself."""
+    """Describe the processor, without the name of the machine."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -214,7 +214,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def report(rows: list[Row], work: Work, load: float) -> dict[str, Any]:
-    """Returns everything that was measured as one JSON-ready object."""
+    """Return all measurements as one JSON-ready object."""
     peer_versions = next((run["versions"] for row in rows for run in row.peer), None)
     atoll_versions = {"python": platform.python_version()} | {p: version(p) for p in ATOLL_PACKAGES}
     return {
@@ -235,7 +235,7 @@ def report(rows: list[Row], work: Work, load: float) -> dict[str, Any]:
 
 
 def table(rows: list[Row]) -> Table:
-    """Draws the comparison; a star marks a row with a note."""
+    """Return the comparison as a table. A star marks a row with a note."""
     drawn = Table(title="Seconds per round: openfgl-lib against Atoll (Cora, 10 clients, GCN-64)")
     drawn.add_column("method", no_wrap=True)
     for heading in HEADINGS:

@@ -1,7 +1,7 @@
-"""Random faults in live federations: every run has to end with the numbers of the serial engine.
+"""Random faults in live federations: every run must end with the numbers of the serial engine.
 
 `python -m bench faults --faults 100`: each federation has 3 to 5 sites, each on its own network
-link and small disk. A quorum of all sites means that a run waits for a site that is away.
+link and small disk. The quorum is all sites, so a run waits for a missing site.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.live import KILL, RESUME, STOP, Live, commands, serial_metrics, until
 METHODS = ("fedavg", "fedath", "scaffold", "fedper")
 ROUNDS = 40
 PATIENCE = 300.0  # seconds for a federation to recover from one fault
-OVERLAP = 20.0  # seconds that a job may take to wind down beside its successor
+OVERLAP = 20.0  # seconds that a job may take to end after its successor has started
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Federation:
         return len(list(self.live.kits["server"].glob("atoll/runs/*")))
 
     def suffer(self, name: str, fault: Callable[[Federation], None]) -> None:
-        """One fault in the middle of a run, and the seconds until it goes forward again."""
+        """Cause one fault during a run and measure the seconds until the run progresses again."""
         if self.admin.poll() is not None or self.live.reached() > ROUNDS - 6:
             self.finish()
             self.begin()
@@ -90,7 +90,7 @@ class Federation:
         row.seconds = round(time.monotonic() - began, 1)
 
     def _forward(self, at: int) -> bool:
-        """Whether the run is beyond a round; a refused administrator asks again."""
+        """Whether the run is beyond a round. Restart an administrator that was refused."""
         code = self.admin.poll()
         if code is not None and code != 0:
             if self.live.connected() == len(self.live.sites):
@@ -99,7 +99,7 @@ class Federation:
         return code == 0 or self.live.reached() > at
 
     def finish(self) -> None:
-        """Wait for the end of the run and compare it with the serial engine."""
+        """Wait for the end of the run and compare its result with the serial engine."""
         try:
             until(lambda: self._forward(ROUNDS), PATIENCE)
             found = json.loads((self.out / "result.json").read_text())["metrics"]
@@ -113,7 +113,7 @@ class Federation:
                 row.outcome = end
 
     def watch(self, stop: threading.Event) -> None:
-        """Measure for how long two jobs of the server were alive at once."""
+        """Measure how long two jobs of the server were alive at the same time."""
         two = 0.0
         while not stop.wait(0.5):
             two = two + 0.5 if len(self.live.pids("server", "job")) > 1 else 0.0
@@ -121,7 +121,7 @@ class Federation:
 
 
 def _kill(*parties: str) -> Callable[[Federation], None]:
-    """Kill processes at once ("site", "site job", "server", ...), then start the parties again."""
+    """Kill processes ("site", "site job", "server", ...), then start the parties again."""
 
     def fault(fed: Federation) -> None:
         drawn = fed.draw.sample(fed.live.sites, 2)
@@ -191,7 +191,7 @@ FAULTS: dict[str, Callable[[Federation], None]] = {
 
 
 def one_federation(number: int, faults: int, seed: int, table: Path) -> None:
-    """Make a federation, let it suffer, write its rows."""
+    """Make a federation, cause its faults, and write its rows."""
     draw = random.Random(f"{seed}/{number}")
     folder = Path(tempfile.mkdtemp(prefix="atoll-faults-"))
     live = Live(draw.randint(3, 5), folder)
@@ -203,7 +203,7 @@ def one_federation(number: int, faults: int, seed: int, table: Path) -> None:
         fed.begin()
         watcher.start()
         names = list(FAULTS)
-        for step in range(faults):  # every kind in turn over the federations
+        for step in range(faults):  # kinds take turns over all federations
             name = names[(number * faults + step) % len(names)]
             fed.suffer(name, FAULTS[name])
         fed.finish()
@@ -228,14 +228,14 @@ def one_federation(number: int, faults: int, seed: int, table: Path) -> None:
 @click.command()
 @click.option("--faults", default=100, show_default=True)
 @click.option("--federations", default=20, show_default=True)
-@click.option("--jobs", default=2, show_default=True, help="Federations at once.")
+@click.option("--jobs", default=2, show_default=True, help="Federations at the same time.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--only", type=int, help="One federation, in this process.")
 @click.option("--out", default="faults.csv", type=click.Path(path_type=Path), show_default=True)
 def faults(
     *, faults: int, federations: int, jobs: int, seed: int, only: int | None, out: Path
 ) -> None:
-    """Random faults in live federations, with the seconds that each recovery took."""
+    """Cause random faults in live federations and measure the seconds of each recovery."""
     each = -(-faults // federations)
     if only is not None:
         one_federation(only, each, seed, out)

@@ -1,9 +1,9 @@
-"""FedAvg in Flower's own simulator; runs in Flower's environment, not in Atoll's.
+"""Run FedAvg in Flower's own simulator, in Flower's environment.
 
     python flower_runner.py FOLDER --rounds 3 --epochs 3 --cpus 2
 
-FOLDER holds what `bench.simulators.write_clients` wrote; `plain_owner.py` is what a client does.
-Prints one JSON object.
+`bench.simulators.write_clients` wrote FOLDER, and `plain_owner.py` contains the client's code.
+The script prints one JSON object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Client(NumPyClient):  # type: ignore[misc]
         self.owner = owner
 
     def fit(self, parameters: Any, config: Any) -> Any:
-        """Train for some epochs."""
+        """Train for the local epochs."""
         return self.owner.train(parameters), self.owner.nodes, {}
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
@@ -51,7 +51,7 @@ class Client(NumPyClient):  # type: ignore[misc]
 
 
 class Timed(FedAvg):  # type: ignore[misc]
-    """FedAvg that notes when a round's evaluation is in."""
+    """FedAvg that records the time when a round's evaluation is complete."""
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
         if failures:
@@ -72,7 +72,7 @@ ACCURACIES: list[float] = []
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds in Flower's simulator."""
+    """Run all rounds in Flower's simulator."""
     folder, hidden, epochs = options.folder.absolute(), options.hidden, options.epochs
     about = json.loads((folder / "about.json").read_text())
     start = ndarrays_to_parameters(first_model(about, hidden))

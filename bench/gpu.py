@@ -1,4 +1,4 @@
-"""`python -m bench gpu`: openfgl-lib and Atoll on one GPU, in turn, in one run."""
+"""`python -m bench gpu`: openfgl-lib and Atoll on one GPU, alternately, in one run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MANY = 10
 """Seeds that are trained at once."""
 
 PEER_ROUNDS = {"fedtad": 5}
-"""Rounds of the peer, where twenty would take minutes."""
+"""Rounds of a peer's method for which twenty would take minutes."""
 
 
 def run_peer(method: str, data_root: Path, peer_path: Path | None) -> dict[str, Any]:
-    """The peer's seconds per round: the median without the first two."""
+    """Run the peer. Its seconds per round are the median without the first two."""
     where = [] if peer_path is None else ["--path", str(peer_path.absolute())]
     run = capture(
         [
@@ -43,7 +43,7 @@ def run_peer(method: str, data_root: Path, peer_path: Path | None) -> dict[str, 
 
 
 def run_atoll(method: str, data_root: Path, seeds: int = 1) -> dict[str, Any]:
-    """Atoll's seconds per round, as its command line gives them, over 100 rounds."""
+    """Run 100 rounds of Atoll, which reports its seconds per round."""
     run = capture(
         [
             *(sys.executable, str(OURS), "run", method, "--data", "cora", "--clients", "10"),
@@ -66,7 +66,7 @@ def run_atoll(method: str, data_root: Path, seeds: int = 1) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's packages for the ones that it starts, which run in other folders."""
+    """Return variables with absolute package paths, because children run in other folders."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
@@ -78,7 +78,7 @@ def measure(
     tell: Callable[[str], object],
     out: Path | None,
 ) -> dict[str, Any]:
-    """All that is measured, written after every method."""
+    """Return all measurements, and write them after every method."""
     result: dict[str, Any] = {"benchmark": "gpu", **_machine(), "results": []}
     for method in methods:
         row: dict[str, Any] = {"method": method, "note": METHODS[method].note}
@@ -113,7 +113,7 @@ def _keep(out: Path | None, result: dict[str, Any]) -> None:
 
 
 def _floor(data_root: Path) -> dict[str, Any]:
-    """The least time of a round of FedAvg, by its bytes and flops."""
+    """The lower bound of a round of FedAvg in seconds, from its bytes and flops."""
     from atoll.data.divide import federate
     from atoll.data.public.registry import load_dataset
 
@@ -137,7 +137,7 @@ def _machine() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> Table:
-    """Seconds per round of both sides, and how long Atoll trained for 100 rounds."""
+    """Return a table with seconds per round of both sides and of 100 rounds of Atoll."""
     drawn = Table(title=f"openfgl-lib against Atoll on {result['gpu']} (Cora, 10 clients, GCN-64)")
     headings = ("method", "peer ms", "Atoll ms", "ratio", "100 rounds of Atoll, s", "GPU GB")
     for heading in headings:
@@ -159,7 +159,7 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What the table does not show: many seeds, and how far the machine is from its limits."""
+    """Return sentences about many seeds and about the limits of this GPU."""
     found = []
     if "many_seeds" in result:
         one, many = result["many_seeds"]
@@ -184,14 +184,14 @@ def remarks(result: dict[str, Any]) -> list[str]:
               help="Folder that holds Planetoid/Cora/raw; ATOLL_DATA by default.")  # fmt: skip
 @click.option("--methods", default="fedavg,fedprox,scaffold,moon,fedgta,fedtad", show_default=True)
 @click.option("--peer-path", type=click.Path(path_type=Path), help="Folder with the peer's package,"
-              " where it is not installed beside torch.")  # fmt: skip
+              " if it is not installed.")  # fmt: skip
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1),
-              help="Runs of Atoll; the first compiles kernels, the best counts.")  # fmt: skip
+              help="Runs of Atoll. The first compiles kernels, and the best counts.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write.")
 def gpu(
     data_root: Path, methods: str, peer_path: Path | None, repeats: int, out: Path | None
 ) -> None:
-    """Seconds per round of openfgl-lib and of Atoll on a GPU, on Cora with 10 clients."""
+    """Compare the seconds per round of openfgl-lib and Atoll on a GPU, on Cora."""
     console = Console(stderr=True)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     lacking = [name for name in names if name not in METHODS]

@@ -1,6 +1,6 @@
-"""A live federation on this machine whose sites stand behind network links and disks of their own.
+"""A live federation on this machine. Every site has its own network link and disk.
 
-It needs the rights to make network namespaces and to mount: `unshare -nm python -m bench ...`.
+It needs the right to make network namespaces and to mount: `unshare -nm python -m bench ...`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.deploy.site_data import write_clients
 
 ATOLL = [sys.executable, "-m", "atoll", "federate"]
 HOST = "10.9.0.1"
-DISK = "48m"  # of the `atoll` folder of each party
+DISK = "48m"  # size of the `atoll` folder of each party
 SMALL = {"hidden": 8}
 
 
@@ -35,19 +35,19 @@ def make_federation(clients: int) -> Any:
 
 
 def serial_metrics(method: str, clients: int, rounds: int) -> dict[str, Any]:
-    """The metrics of the same run in one process; sites compute with one thread."""
+    """Return the metrics of the same run in one process, with one thread as at a site."""
     torch.set_num_threads(1)
     made = make_federation(clients)
     return dict(atoll.run(method, made, engine="serial", rounds=rounds, set=SMALL).metrics())
 
 
 def shell(*words: str) -> None:
-    """Run a command of the system that must succeed."""
+    """Run a system command, which must succeed."""
     subprocess.run(words, check=True, capture_output=True)
 
 
 class Live:
-    """Server and sites as processes; `close` ends all of them."""
+    """Server and sites as processes, which `close` ends."""
 
     def __init__(self, clients: int, folder: Path) -> None:
         self.folder, self.processes = folder, Processes()
@@ -66,7 +66,7 @@ class Live:
             self.start(name)
 
     def _link(self) -> None:
-        """A bridge at the server, and a namespace with one link for each site."""
+        """Make a bridge at the server, and a namespace with one link for each site."""
         shell("ip", "link", "set", "lo", "up")
         shell("ip", "link", "add", "br0", "type", "bridge")
         shell("ip", "addr", "add", f"{HOST}/24", "dev", "br0")
@@ -85,7 +85,7 @@ class Live:
             self.spaces[name] = str(pid)
 
     def start(self, name: str) -> None:
-        """Start a party, or start it again."""
+        """Start or restart a party."""
         command = [*ATOLL, "server", "--kit", str(self.kits[name])]
         if name in self.spaces:
             space = ["nsenter", "-t", self.spaces[name], "-n"]
@@ -111,7 +111,7 @@ class Live:
             filler.unlink()
 
     def pids(self, name: str, kind: str) -> list[int]:
-        """The processes of a party: its "parent", or that of its running "job"."""
+        """The processes of a party: its "parent", or its running "job"."""
         found = dict(commands(self.kits[name]))
         jobs = {p for p, words in found.items() if "runner_process" in words or "worker_" in words}
         return sorted(jobs if kind == "job" else set(found) - jobs)
@@ -124,7 +124,7 @@ class Live:
                     os.kill(pid, number)
 
     def run(self, out: Path, *words: str) -> subprocess.Popen[str]:
-        """`atoll federate run ...` in the background, with its words in a log."""
+        """Run `atoll federate run ...` in the background, with its output in a log."""
         place = ["--resume", str(out)] if (out / "order").exists() else [*words, "--out", str(out)]
         log = (out.parent / f"{out.name}.log").open("a")
         command = [*ATOLL, "run", *place, "--kit", str(self.kits["admin"]), "--json"]
@@ -144,7 +144,7 @@ class Live:
         return sum(there)
 
     def reached(self) -> int:
-        """The rounds that the newest run has begun, by the server's audit log."""
+        """The rounds that the newest run has started, according to the server's audit log."""
         runs = sorted(self.kits["server"].glob("atoll/runs/*"))  # names begin with the time
         log = runs[-1] / "audit.jsonl" if runs else None
         lines = log.read_bytes().splitlines() if log is not None and log.exists() else []
@@ -152,7 +152,7 @@ class Live:
         return max((r for r in rounds if isinstance(r, int)), default=-1)
 
     def close(self) -> None:
-        """End every process and give the disks back."""
+        """End every process and unmount the disks."""
         self.processes.end()
         for name in ("server", *self.sites):
             subprocess.run(["umount", "-l", str(self.kits[name] / "atoll")], check=False)
@@ -170,11 +170,11 @@ def commands(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def until(what: Callable[[], object], seconds: float = 60.0) -> float:
-    """Wait for something; the seconds that it took."""
+    """Wait until a condition holds and return the seconds that it took."""
     began = time.monotonic()
     while not what():
         if time.monotonic() - began > seconds:
-            raise TimeoutError(f"it did not happen within {seconds:g} s")
+            raise TimeoutError(f"the condition did not hold within {seconds:g} s")
         time.sleep(0.1)
     return time.monotonic() - began
 

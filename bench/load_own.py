@@ -1,10 +1,10 @@
-"""Load a user's graph at scale: seconds, peak memory, and memory against the arrays' size.
+"""Load a large user graph: seconds, peak memory, and memory relative to the arrays' size.
 
     python bench/load_own.py                      1 million nodes, 16 features, 10 million edges
     python bench/load_own.py --format csv --ids text --weights
 
-The files are made in a temporary folder by one process and loaded by another, so that the peak is
-that of loading alone. Limits (issue 2/10): 60 s, 6 GB, 3 times the arrays' size.
+One process makes the files in a temporary folder, and another loads them, so that the peak memory
+belongs to loading only. Limits: 60 s, 6 GB, 3 times the arrays' size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make(folder: Path, args: argparse.Namespace) -> None:
     import pyarrow.parquet
 
     rng = np.random.default_rng(0)
-    # Ids are not 0..N-1, so that looking them up is part of what is measured.
+    # Ids are not 0..N-1, so that the time includes their lookup.
     ids = pa.array(rng.permutation(args.nodes).astype(np.int64) * 7 + 1_000_003)
     if args.ids == "text":
         ids = pa.compute.binary_join_element_wise("account-", ids.cast(pa.string()), "")

@@ -1,4 +1,4 @@
-"""The peers' own Python environments: each made once with exact pins, then used again."""
+"""Python environments of the peers, each installed once with exact versions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DEFAULT = Path(__file__).parent.parent / ".bench-venv"
 
 
 def peer_python(folder: Path, console: Console, pins: Path = PINS) -> Path:
-    """Returns a peer's interpreter, after making or updating its environment where needed.
+    """Return a peer's interpreter. Install or update its environment if necessary.
 
-    The pins are copied into the folder as the last step of an installation, so one that was
-    interrupted, or made for other pins, is installed again instead of being used.
+    The last step of an installation copies the pins into the folder. An environment that was
+    interrupted, or made for other pins, is installed again.
     """
     python = folder.absolute() / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = folder / "installed-pins.txt"
@@ -38,7 +38,7 @@ def peer_python(folder: Path, console: Console, pins: Path = PINS) -> Path:
 
 
 def _follow(command: list[str], name: str, console: Console) -> None:
-    """Runs a command, shows its latest line, and raises with its last lines when it fails."""
+    """Run a command and show its latest line. If it fails, the error has its last lines."""
     tail: deque[str] = deque(maxlen=8)
     pipe = subprocess.PIPE
     with (

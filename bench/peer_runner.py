@@ -1,8 +1,8 @@
-"""Runs one method of `openfgl-lib` and prints one JSON line with the seconds of every round.
+"""Run one method of `openfgl-lib` and print one JSON line with the seconds of every round.
 
 The peer's Python executes this file as a script, so it imports neither atoll nor the rest of
-`bench`. The peer's training loop runs as published: what is added reads the clock whenever the
-trainer's own `evaluate`, the last step of each round, returns, and notes the accuracy it logs.
+`bench`. The peer's training loop runs as published. The trainer's `evaluate` is the last step of a
+round; this script reads the clock when it returns, and records the accuracy that it logs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PACKAGES = ("openfgl-lib", "torch", "torch_geometric", "numpy", "scikit-network"
 
 @dataclass(frozen=True)
 class Peer:
-    """How the peer offers a method.
+    """A method of the peer.
 
     Attributes:
-        algorithm: The peer's name of it (`--fl_algorithm`).
-        max_rounds: The most rounds that one run of either side takes, for methods slow there.
-        note: What a reader of the figure has to know, such as why the method crashes there.
+        algorithm: The peer's name of the method (`--fl_algorithm`).
+        max_rounds: The most rounds of one run of either side, if the method is slow there.
+        note: A remark below the table, such as the reason why the method crashes there.
         ours: Further options of Atoll's command for the same method.
-        sets: Sets of graphs, one for each client, where graphs are classified; else Cora.
+        sets: Sets of graphs, one per client, for graph classification. Empty: Cora.
     """
 
     algorithm: str
@@ -45,7 +45,7 @@ class Peer:
 
 UNSTABLE = (
     "the peer's accuracy collapses after the first round, probably because it adds terms meant for "
-    "SGD to Adam's gradients: a time to compare, no result"
+    "SGD to Adam's gradients. Compare the times only"
 )
 
 MOLECULES = ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1")
@@ -64,8 +64,8 @@ METHODS = {  # Atoll's name: the peer's
     "fedsage+": Peer(
         "fedsage_plus",
         max_rounds=3,
-        note="the peer's first 10 rounds train its generator, and only those are timed there; "
-        "Atoll trains its own in the first round alone: no ratio to quote",
+        note="the peer trains its generator in its first 10 rounds, and only those are timed; "
+        "Atoll trains it in the first round only. Do not quote the ratio",
     ),
     "adafgl": Peer(
         "adafgl",
@@ -88,7 +88,7 @@ METHODS = {  # Atoll's name: the peer's
 
 
 def parse() -> argparse.Namespace:
-    """Reads this script's own options; the peer's are built from them in `load_args`."""
+    """Read this script's options, from which `load_args` builds the peer's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("--data-root", type=Path, required=True, help="folder with the raw files")
@@ -103,7 +103,7 @@ def parse() -> argparse.Namespace:
 
 
 def load_args(options: argparse.Namespace, root: Path) -> Any:
-    """Returns the peer's global options, which it reads from `sys.argv` while it is imported."""
+    """Return the peer's global options, which it reads from `sys.argv` during its import."""
     peer = METHODS[options.method]
     if peer.sets:
         work = [
@@ -126,13 +126,13 @@ def load_args(options: argparse.Namespace, root: Path) -> Any:
     ]
     from openfgl.config import args
 
-    # The flag is `type=bool`, so no word on the command line turns it off.
+    # The flag is `type=bool`, so no value on the command line turns it off.
     args.use_cuda = options.device == "cuda"
     return args
 
 
 def watched_rounds(trainer: Any) -> tuple[list[float], list[float], list[float]]:
-    """Runs the trainer's loop; each round's seconds and CPU seconds, scored, and its accuracy."""
+    """Run the trainer. Return wall seconds, CPU seconds and accuracy of each round."""
     marks, accuracies = [now()], []
     evaluate, add_log = trainer.evaluate, trainer.logger.add_log
 
@@ -152,7 +152,7 @@ def watched_rounds(trainer: Any) -> tuple[list[float], list[float], list[float]]
 
 
 def now() -> tuple[float, float]:
-    """The time on the wall, and of this process on the processors."""
+    """The wall time, and the CPU time of this process."""
     return time.perf_counter(), time.process_time()
 
 
@@ -164,7 +164,7 @@ def _version(package: str) -> str:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Trains one method in a fresh folder, for the peer caches partitions under seedless names."""
+    """Train one method in a new folder: the peer's cache ignores the seed of a partition."""
     import torch
 
     torch.set_num_threads(options.threads)

@@ -1,8 +1,8 @@
-"""FedAvg as a loop over the clients, written with PyG alone; prints one JSON object.
+"""Run FedAvg as a loop over the clients, with PyG only, and print one JSON object.
 
     python plain_loop.py FOLDER --rounds 3 --epochs 3
 
-FOLDER holds what `bench.simulators.write_clients` wrote; `plain_owner.py` is what a client does.
+`bench.simulators.write_clients` wrote FOLDER, and `plain_owner.py` contains the client's code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plain_owner import Owner, first_model
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds, one client after another; every client is kept in memory."""
+    """Run all rounds, one client after another, with every client in memory."""
     about = json.loads((options.folder / "about.json").read_text())
     owners = [
         Owner(options.folder, number, options.epochs, options.hidden)

@@ -1,7 +1,7 @@
-"""What one owner does in a federation that somebody writes with PyG alone.
+"""The code of one client in a federation without a framework, with PyG only.
 
-A two-layer GCN of stock layers, Adam, some local epochs, then the model's score on the test nodes.
-Imported by the runners of other programs, in their environments: torch, PyG and NumPy only.
+It trains a two-layer GCN of stock layers with Adam and scores the model on the test nodes.
+The runners of other programs import it in their environments, so it needs only torch, PyG, NumPy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def first_model(about: dict[str, Any], hidden: int) -> Arrays:
 
 
 def load_client(folder: Path, number: int) -> dict[str, np.ndarray]:
-    """One client's arrays, cut from the files of all, which are mapped, not read."""
+    """Return one client's arrays from the files of all clients, which are memory-mapped."""
     nodes, edges = np.load(folder / "nodes.npy"), np.load(folder / "edges_at.npy")
     (a, b), (c, d) = nodes[number : number + 2], edges[number : number + 2]
     cut = {
@@ -67,7 +67,7 @@ class Owner:
             parameter.data = torch.from_numpy(np.array(array))
 
     def train(self, model: Arrays) -> Arrays:
-        """The model after some epochs."""
+        """Return the model after the local epochs."""
         self.load(model)
         data, net = self.data, self.net.train()
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=5e-4)
@@ -80,7 +80,7 @@ class Owner:
 
     @torch.no_grad()
     def score(self, model: Arrays) -> tuple[float, float, int]:
-        """Loss and accuracy on the test nodes, and how many those are."""
+        """Return loss and accuracy on the test nodes, and the number of test nodes."""
         self.load(model)
         data = self.data
         out, y = self.net.eval()(data["x"], data["edges"])[data["test"]], data["y"][data["test"]]

@@ -1,4 +1,4 @@
-"""Predict a large new graph: seconds and peak memory of `atoll predict`, whole process.
+"""Predict a large new graph: seconds and peak memory of the whole `atoll predict` process.
 
     python -m bench predict                 1 million nodes, 10 million edges, 32 columns, GCN-64
     python -m bench predict --nodes 100000 --edges 1000000
@@ -24,13 +24,13 @@ COMMAND = [sys.executable, "-c", "from atoll.cli import main; main()"]
 
 
 def write_tables(folder: Path, nodes: int, edges: int, columns: int, seed: int) -> None:
-    """Number columns, a label that depends on them, and random edges, as Parquet."""
+    """Write numeric columns, a label that depends on them, and random edges as Parquet."""
     import pyarrow as pa
     import pyarrow.parquet
 
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((nodes, columns), dtype=np.float32)
-    ids = rng.permutation(nodes).astype(np.int64) * 7 + 1_000_003  # looking them up is measured
+    ids = rng.permutation(nodes).astype(np.int64) * 7 + 1_000_003  # the time includes their lookup
     table = {"id": ids, **{f"f{place}": x[:, place] for place in range(columns)}}
     table["label"] = (x[:, 0] + x[:, 1] > 0).astype(np.int64)
     folder.mkdir(parents=True)
@@ -72,5 +72,5 @@ def measure(nodes: int, edges: int, columns: int, block: int | None) -> dict[str
 @click.option("--columns", default=32, show_default=True)
 @click.option("--block", type=int, help="Nodes at a time; all by default.")
 def predict(nodes: int, edges: int, columns: int, block: int | None) -> None:
-    """Predict a large new graph with GCN-64: seconds and peak memory."""
+    """Measure seconds and peak memory of predictions on a large new graph with GCN-64."""
     click.echo(json.dumps(measure(nodes, edges, columns, block)))

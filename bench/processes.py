@@ -1,4 +1,4 @@
-"""One measured process: what it printed, how long it took, and how much memory it had at most."""
+"""Run one process and measure its output, seconds and peak memory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ TIME_LIMIT = 1800  # seconds for one run
 
 
 class RunError(Exception):
-    """A run failed; the message is a sentence for the user."""
+    """A failed run, with a sentence for the user as its message."""
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The variables that hold a run to so many threads and to the CPU."""
+    """Return variables that limit a run to `threads` threads and to the CPU."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {**os.environ, **dict.fromkeys(names, str(threads)), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def capture(command: list[str], name: str, variables: dict[str, str]) -> dict[str, Any]:
-    """Run a command in an empty folder; the JSON object in its last line, with what it took.
+    """Run a command in an empty folder and return the JSON object of its last line.
 
-    Seconds are of the whole process, CPU seconds also of its ended children. Peak memory is
-    the largest sum over it and all its children, looked at five times a second.
+    The object also has the seconds of the whole process, CPU seconds including ended children,
+    and the peak memory: the largest sum over all its processes, sampled five times a second.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -56,13 +56,13 @@ def capture(command: list[str], name: str, variables: dict[str, str]) -> dict[st
 
 
 def _wait(process: subprocess.Popen[bytes], name: str) -> tuple[int, Any, int]:
-    """Exit status, use of resources, peak memory in KiB; who takes too long is stopped."""
+    """Return exit status, resource usage and peak memory in KiB. Kill it after the limit."""
     deadline, peak = time.monotonic() + TIME_LIMIT, 0
     while True:
         done, status, used = os.wait4(process.pid, os.WNOHANG)
         if done:
             process.returncode = os.waitstatus_to_exitcode(status)
-            # What the system itself counts also has this process in it, from before the start.
+            # The system's own peak also counts this process, from before the start.
             return process.returncode, used, peak or used.ru_maxrss
         peak = max(peak, _memory(process.pid))
         if time.monotonic() > deadline:
@@ -73,14 +73,14 @@ def _wait(process: subprocess.Popen[bytes], name: str) -> tuple[int, Any, int]:
 
 
 def _memory(pid: int) -> int:
-    """KiB of a process and all its children; of one without children, its own peak so far."""
+    """Return KiB of a process and its children, or its own peak if it has no children."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # it has just ended
             after_name = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(after_name[1])
     family = {pid}
-    for number in sorted(parents):  # children are younger than their parents, nearly always
+    for number in sorted(parents):  # a child nearly always has a higher number than its parent
         if parents[number] in family:
             family.add(number)
     if len(family) == 1:

@@ -1,9 +1,9 @@
-"""What this machine can do, and what a round of FedAvg asks of it, both counted in bytes and flops.
+"""Peak bandwidth and arithmetic of this machine, and the lower bound of a round of FedAvg.
 
-Bandwidth is STREAM's triad, arithmetic a large matrix product, each the best of some repeats on the
-threads of the run. A round's floor is the larger of its flops over the one and its bytes over the
-other, where every operand of every operation is read or written once, outside of the caches. A run
-below the floor keeps its tensors in the caches; one far above it pays for small operations.
+Bandwidth is STREAM's triad, and arithmetic is a large matrix product. Each is the best of several
+repeats on the threads of the run. The floor of a round is the larger of bytes / bandwidth and flops
+/ arithmetic, if every operation reads or writes each operand once, outside of the caches. A run
+below the floor keeps its tensors in the caches. A run far above it pays for small operations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def machine_peaks(threads: int) -> dict[str, float]:
 
 
 def gpu_peaks() -> dict[str, float]:
-    """The same of the GPU."""
+    """Bytes per second of a triad and flops per second of a product on the GPU."""
     return _peaks("cuda", 8192)
 
 
@@ -56,23 +56,23 @@ def _peaks(device: str, width: int) -> dict[str, float]:
 
 @dataclass
 class Work:
-    """Flops and bytes, added up."""
+    """Sums of flops and bytes."""
 
     flops: float = 0.0
     bytes: float = 0.0
 
     def product(self, rows: int, inner: int, columns: int) -> None:
-        """A dense product."""
+        """Add a dense product."""
         self.flops += 2 * rows * inner * columns
         self.bytes += 4 * (rows * inner + inner * columns + rows * columns)
 
     def sparse(self, entries: int, rows: int, inner: int, columns: int) -> None:
-        """A sparse product: an index and a value for each entry, each operand once."""
+        """Add a sparse product: an index and a value for each entry, each operand once."""
         self.flops += 2 * entries * columns
         self.bytes += 8 * entries + 4 * (inner * columns + rows * columns)
 
     def elementwise(self, numbers: int, operands: int) -> None:
-        """One flop for each number."""
+        """Add one flop for each number."""
         self.flops += numbers
         self.bytes += 4 * numbers * operands
 
@@ -80,7 +80,7 @@ class Work:
 def round_of_fedavg(
     federation: Federation, hidden: int = 64, epochs: int = 3, scored: int = 2
 ) -> Work:
-    """One round of FedAvg with a two-layer GCN on all clients, scoring included."""
+    """Return the work of one round of FedAvg with a two-layer GCN, including scoring."""
     work, net = Work(), GCN(federation.features, federation.classes, hidden=hidden)
     for graph in federation.graphs:
         _add_client(work, with_views(graph, net.views), net, epochs, scored)
@@ -124,7 +124,7 @@ def _add_client(work: Work, graph: Graph, net: GCN, epochs: int, scored: int) ->
 
 
 def floor(work: Work, peaks: dict[str, float]) -> dict[str, Any]:
-    """The least seconds of that work on a machine with those peaks."""
+    """Return the lower bound of the seconds of some work on a machine with these peaks."""
     seconds = {
         "memory": work.bytes / peaks["bytes_per_s"],
         "arithmetic": work.flops / peaks["flops_per_s"],

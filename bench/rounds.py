@@ -1,4 +1,4 @@
-"""CPU seconds of a round in two source trees of Atoll, round by round in turn."""
+"""CPU seconds of a round in two source trees of Atoll, which alternate round by round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from bench.processes import RunError, environment
 
 RUNNER = Path(__file__).with_name("rounds_runner.py")
-WARM_UP = 2  # rounds left out of the later ones: AdaFGL's step 2 begins in the second
+WARM_UP = 2  # rounds that the later ones exclude: AdaFGL's step 2 starts in the second
 CORA = ("--data", "cora", "--clients", "10", "--partition", "louvain", "--epochs", "3")
 MOLECULES = ("--data", "molecules", "--protocol", "gcfl")
 WORK = {
@@ -35,17 +35,17 @@ WORK = {
     required=True,
     help="Folder src of the earlier code.",
 )
-@click.option("--methods", default=",".join(WORK), show_default=True, help="Names, with commas.")
+@click.option("--methods", default=",".join(WORK), show_default=True, help="Comma-separated.")
 @click.option("--rounds", default=8, show_default=True, type=click.IntRange(min=WARM_UP + 1))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1))
 def rounds(*, data_root: Path, against: Path, methods: str, rounds: int, threads: int) -> None:
-    """CPU seconds of a round, earlier code against this one, round by round in turn.
+    """Compare the CPU seconds of a round with earlier code, alternating round by round.
 
-    The first round counts by itself (FedSage+ trains its generators in it), and so does the
-    fastest of the rounds after the second.
+    The table has the first round, in which FedSage+ trains its generators, and the fastest of the
+    rounds after the second.
     """
-    if not against.is_dir():  # else PYTHONPATH would lead both sides to the same code
-        raise click.ClickException(f"there is no folder '{against}'.")
+    if not against.is_dir():  # otherwise both sides would run the same code
+        raise click.ClickException(f"the folder '{against}' does not exist.")
     drawn = Table(title=f"CPU seconds of a round, {threads} thread(s)")
     for heading in (
         "method",
@@ -75,14 +75,14 @@ def rounds(*, data_root: Path, against: Path, methods: str, rounds: int, threads
 def in_turn(
     method: str, options: tuple[str, ...], sources: tuple[Path, Path], rounds: int, threads: int
 ) -> list[list[float]]:
-    """For each source the seconds of all rounds, then the test accuracy."""
+    """Return the seconds of all rounds, then the test accuracy, for each source."""
     shared = (method, *options, "--rounds", str(rounds), "--seeds", "1", "--device", "cpu")
     with ExitStack() as stack:
         sides = [
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, str(RUNNER), "run", *shared, "--json", "--quiet"],
-                    # Not one for both: runs that start in the same second have the same name.
+                    # Each side has its own folder: runs of the same second have the same name.
                     cwd=stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")),
                     env={**environment(threads), "PYTHONPATH": str(source)},
                     stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def in_turn(
             for source in sources
         ]
         found: list[list[float]] = [[], []]
-        for number in range(rounds + 1):  # at last the accuracy
+        for number in range(rounds + 1):  # the last answer is the accuracy
             for side, answers in zip(sides, found, strict=True):
                 assert side.stdin is not None
                 assert side.stdout is not None

@@ -19,7 +19,7 @@ CASES = "fedavg:cora:1,fedavg:cora:10,fedpub:cora:1"
 
 
 def run_side(source: Path, side: str, cases: list[str], listing: Path | None) -> list[Any]:
-    """What the runner prints with this source tree in front of the path."""
+    """Return the output of the runner with this source tree first on its path."""
     path = os.pathsep.join([str(source.absolute()), *map(os.path.abspath, sys.path)])
     command = [sys.executable, str(RUNNER), str(listing or ""), side, *cases]
     done = subprocess.run(
@@ -27,7 +27,7 @@ def run_side(source: Path, side: str, cases: list[str], listing: Path | None) ->
         check=False,
     )  # fmt: skip
     if done.returncode:
-        raise click.ClickException(f"the {side} side failed; its error stands above.")
+        raise click.ClickException(f"the {side} side failed; its error is above.")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -39,10 +39,10 @@ def run_side(source: Path, side: str, cases: list[str], listing: Path | None) ->
               help="Folder for lists of the kernels of a round.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file to write.")
 def rounds_gpu(against: Path | None, cases: str, listing: Path | None, out: Path | None) -> None:
-    """Milliseconds and kernels a round on a GPU: this version and another, in one run."""
+    """Measure milliseconds and kernels of a round on a GPU, in this version and another."""
     for folder in filter(None, (against, listing)):
         if not folder.is_dir():
-            raise click.ClickException(f"there is no folder '{folder}'.")
+            raise click.ClickException(f"the folder '{folder}' does not exist.")
     wanted = [case.strip() for case in cases.split(",") if case.strip()]
     sides = {"new": run_side(HERE, "new", wanted, listing)} if against is None else {
         "old": run_side(against, "old", wanted, listing),

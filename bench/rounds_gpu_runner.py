@@ -1,7 +1,7 @@
-"""One side of `python -m bench rounds-gpu`: times and profiles rounds of the `atoll` on its path.
+"""Time and profile rounds of the `atoll` on the path: one side of `python -m bench rounds-gpu`.
 
-Prints one line of JSON for each case. Runs as a script with the source tree to measure on
-PYTHONPATH; it uses only what every version of Atoll has.
+The script prints one line of JSON for each case. PYTHONPATH names the source tree to measure, so
+the script uses only names that every version of Atoll has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROUNDS, WARM, PROFILED_FROM = 200, 20, 140
 
 
 def measure(method: str, data: str, seeds: int, listing: Path | None) -> dict[str, Any]:
-    """Milliseconds and kernels a round, of all seeds together."""
+    """Return milliseconds and kernels of a round, for all seeds together."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

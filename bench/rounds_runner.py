@@ -1,8 +1,8 @@
-"""Atoll's command line that waits for a line before each round and answers with its CPU seconds.
+"""Atoll's command line, which waits for a line before each round and prints its CPU seconds.
 
     PYTHONPATH=SOURCE python rounds_runner.py run fedavg --data cora --json --quiet
 
-`rounds.py` starts one for each of two source trees and lets them play in turn.
+`rounds.py` starts one process for each of two source trees and alternates between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.experiment.rounds import Run
 
 
 def stepped(arguments: list[str]) -> None:
-    """Run the command; the answers are one line for each round, then the test accuracy."""
+    """Run the command. Print one line for each round, then the test accuracy."""
     one_round = Run.one_round
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
 

@@ -1,4 +1,4 @@
-"""Large federations on two cores: seconds, client updates per second and peak memory."""
+"""Seconds, client updates per second and peak memory of large federations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARXIV = "ogbn-arxiv topology, Louvain, 10 clients"
 
 
 def run_case(options: tuple[str, ...], rounds: int, threads: int) -> dict[str, Any]:
-    """One federation through Atoll's command line."""
+    """Run one federation through Atoll's command line."""
     run = capture(
         [
             *(sys.executable, "-m", "atoll", "run", "fedavg", *options, "--device", "cpu"),
@@ -45,7 +45,7 @@ def run_case(options: tuple[str, ...], rounds: int, threads: int) -> dict[str, A
 
 
 def divide_arxiv(root: Path, out: Path) -> dict[str, float]:
-    """The real topology with generated features, divided by Louvain and saved in one file."""
+    """Divide the real topology with generated features by Louvain and save it in one file."""
     from atoll.data.archive import save_federation
     from atoll.data.divide import federate
     from atoll.data.public.registry import load_dataset
@@ -65,7 +65,7 @@ def divide_arxiv(root: Path, out: Path) -> dict[str, float]:
 def measure(
     data_root: Path | None, rounds: int, threads: int, tell: Callable[[str], object]
 ) -> dict[str, dict[str, Any]]:
-    """Every case; that of ogbn-arxiv only where its topology is."""
+    """Measure every case, and ogbn-arxiv if its topology is in the data folder."""
     from atoll.data.public.registry import is_present
 
     found = {}

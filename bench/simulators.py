@@ -1,8 +1,8 @@
-"""Thousands of clients: Atoll against a framework's own simulator and a plain loop over clients.
+"""Thousands of clients: Atoll compared with Flower's simulator and a plain loop over clients.
 
-All run the same FedAvg (GCN-64, three epochs of Adam that starts afresh, the global model scored at
-every client) on clients of one generator. The others get fewer clients where thousands would take
-hours; what is compared is client updates per second.
+All programs run the same FedAvg on clients of one generator: GCN-64, three epochs, Adam without
+state between rounds, and the global model scored at every client. The other programs get fewer
+clients, because thousands would take hours. The benchmark compares client updates per second.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FLOWER_ENV = HERE.parent / ".bench-flower"
 
 
 def archipelago(clients: int) -> Federation:
-    """The federation that `--data archipelago` gives."""
+    """The federation of `--data archipelago`."""
     source = make_lagoon(Archipelago(), clients, 0)
     return federate(source, clients=None, partition="column:owner", seed=0)
 
 
 def write_clients(federation: Federation, folder: Path) -> None:
-    """Arrays of all clients, end to end, for programs that know nothing of Atoll."""
+    """Write the concatenated arrays of all clients, for programs without Atoll."""
     graphs = federation.graphs
     joined = {
         "x": np.concatenate([np.asarray(graph.x) for graph in graphs]),
@@ -63,7 +63,7 @@ class Side:
 
     @property
     def seconds(self) -> float:
-        """Seconds per round of the best run, its first round left out."""
+        """Seconds per round of the best run, without its first round."""
         return min(median(run["round_seconds"][1:]) for run in self.runs)
 
     @property
@@ -83,7 +83,7 @@ class Side:
 
 
 def run_atoll(clients: int, rounds: int, threads: int) -> dict[str, Any]:
-    """Atoll through its command line."""
+    """Run Atoll through its command line."""
     run = capture(
         [
             *(sys.executable, "-m", "atoll", "run", "fedavg", "--data", "archipelago"),
@@ -93,7 +93,7 @@ def run_atoll(clients: int, rounds: int, threads: int) -> dict[str, Any]:
         "Atoll's FedAvg",
         environment(threads),
     )
-    # Its own median stands for each round; the first one, with its set-up, is not a median.
+    # Atoll reports one median over all rounds, which is used for each of them.
     seconds = [run["seconds"]["per_round"]] * rounds
     return {
         "round_seconds": seconds,
@@ -104,7 +104,7 @@ def run_atoll(clients: int, rounds: int, threads: int) -> dict[str, Any]:
 
 
 def run_other(python: Path, script: str, folder: Path, rounds: int, threads: int) -> dict[str, Any]:
-    """A plain program on written clients, each process of it on one thread."""
+    """Run another program on the written clients, with one thread per process."""
     variables = {**environment(1), "PYTHONPATH": str(HERE)}
     cpus = ["--cpus", str(threads)] if script == "flower_runner.py" else []
     command = [str(python), str(HERE / script), str(folder), "--rounds", str(rounds), *cpus]
@@ -121,16 +121,16 @@ def compare(
     flower: Path | None,
     tell: Callable[[str], object],
 ) -> list[Side]:
-    """All programs in turn, so that other load hits them alike.
+    """Run all programs in turn, so that other load affects them equally.
 
     Args:
-        clients: Of Atoll.
-        theirs: Of the others.
-        rounds: Of each run; the first is left out.
-        repeats: Runs of each.
-        threads: Processors that each may use.
-        flower: The interpreter of Flower's environment; None leaves it out.
-        tell: Called before each run with a few words about it.
+        clients: Clients of Atoll.
+        theirs: Clients of the other programs.
+        rounds: Rounds of each run; the first does not count.
+        repeats: Runs of each program.
+        threads: Processors of each program.
+        flower: The interpreter of Flower's environment, or None to skip Flower.
+        tell: Receives a short description of each run before it starts.
     """
     sides = [Side("Atoll", clients), Side("plain PyG loop", theirs)]
     sides += [Side("Flower's simulator", theirs)] if flower else []

@@ -1,8 +1,8 @@
-"""Rounds for an hour in a live federation, and many sites on one machine: memory, threads, files.
+"""Memory, threads and files of a live federation over an hour, and of many sites on one machine.
 
-`python -m bench soak --minutes 60 --sites 5` samples every process of the federation; the resources
-of a healthy one stay flat. `python -m bench sites --sites 20` measures seconds per round and memory
-per site.
+`python -m bench soak --minutes 60 --sites 5` samples every process of the federation. In a healthy
+process resource usage stays constant. `python -m bench sites --sites 20` measures seconds per round
+and memory per site.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def sample(live: Live, began: float) -> Iterator[tuple[object, ...]]:
-    """One row for each process of each party."""
+    """Yield one row for each process of each party."""
     reached, passed = live.reached(), round(time.monotonic() - began, 1)
     for name in ("server", *live.sites):
         files = [path for path in live.kits[name].rglob("*") if path.is_file()]
@@ -51,7 +51,7 @@ def sample(live: Live, began: float) -> Iterator[tuple[object, ...]]:
 
 
 def draw(rows: list[dict[str, str]], picture: Path) -> None:
-    """One panel for each resource, one line for each process."""
+    """Draw one panel for each resource, with one line for each process."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -78,7 +78,7 @@ def draw(rows: list[dict[str, str]], picture: Path) -> None:
 
 @contextmanager
 def running(sites: int, *words: str) -> Iterator[tuple[Live, subprocess.Popen[str], Path]]:
-    """A federation and its run of FedAvg; all of it is gone at the end."""
+    """Run FedAvg in a federation, and delete everything at the end."""
     folder = Path(tempfile.mkdtemp(prefix="atoll-live-"))
     live = Live(sites, folder)
     try:
@@ -94,7 +94,7 @@ def running(sites: int, *words: str) -> Iterator[tuple[Live, subprocess.Popen[st
 @click.option("--sites", default=5, show_default=True)
 @click.option("--out", default="soak.csv", type=click.Path(path_type=Path), show_default=True)
 def soak(*, minutes: float, sites: int, out: Path) -> None:
-    """Rounds without an end, with samples of every process, as CSV and as a picture."""
+    """Run rounds for the given minutes and sample every process, as CSV and as a picture."""
     with running(sites, "--rounds", "9999") as (live, admin, _):
         until(lambda: live.reached() >= 1, 180)
         began = time.monotonic()
@@ -117,7 +117,7 @@ def soak(*, minutes: float, sites: int, out: Path) -> None:
 @click.option("--rounds", default=10, show_default=True)
 @click.option("--out", default="sites.json", type=click.Path(path_type=Path), show_default=True)
 def sites(*, sites: int, rounds: int, out: Path) -> None:
-    """Seconds per round and memory per site of a federation on this machine."""
+    """Measure seconds per round and memory per site of a federation on this machine."""
     times, memory = dict[int, float](), list[tuple[object, ...]]()
     with running(sites, "--rounds", str(rounds), "--wait", "300") as (live, admin, result):
         while admin.poll() is None:

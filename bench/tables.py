@@ -1,11 +1,11 @@
-"""`python -m bench tables`: every run of the papers' tables, many processes side by side.
+"""`python -m bench tables`: every run of the papers' tables, in many processes.
 
-Each is a cell as `atoll reproduce PAPER TABLE --both` runs them, and has the same name. Of most
-only config.toml and result.json are kept, so that a folder with all of them is small; runs.jsonl
-has a line for each that ended, with its seconds. What is finished is never run again: call it again
-to go on, or with `--jobs 0` to write the table alone. Nor is what the table given has already, so
-that the folder need not travel to another machine; another table begins anew. The column `recipe`
-is a hash of the configurations behind a number: after a change, only its numbers are run again.
+Each run is a cell of `atoll reproduce PAPER TABLE --both` and has its name. Most runs keep only
+config.toml and result.json, so the folder stays small. runs.jsonl has a line with the seconds of
+each run that ended. A second call continues and skips finished runs; `--jobs 0` only writes the
+table. Values in the given table are not run again either, so another machine needs no folder of
+runs. A new table starts from scratch. The column `recipe` is a hash of the configurations behind a
+value: after a change of a recipe, only its values are run again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ COLUMNS = (
     "protocol", "ours", "std", "seeds", "device", "recipe",
 )  # fmt: skip
 KEY = ("paper", "table", "dataset", "setting", "clients", "method", "metric", "printed", "protocol")
-"""The columns that a line is known by."""
+"""The columns that identify a line."""
 Key = tuple[str, ...]
 TOLD = 30
-"""Seconds between two lines about how far it is."""
+"""Seconds between two lines about the progress."""
 
 
 def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterator[Any]:
-    """(paper, table, row) of every printed number that has a run and whose data are here."""
+    """Yield (paper, table, row) of every published value with a run and with data here."""
     from atoll.studies.reproduce.recipes import read_paper
     from atoll.studies.reproduce.table import Wanted, plan_table
 
@@ -52,14 +52,14 @@ def planned(papers: Sequence[str], data_root: Path | None, seeds: int) -> Iterat
 
 @dataclass
 class Runs:
-    """Notes what each run took, keeps little of it, and stops when time is up.
+    """Record the seconds of each run, delete most of its files, and stop when time is up.
 
     The observer of a study (`studies.study_run.StudyObserver`).
 
     Attributes:
-        whole: Names of runs of which everything is kept: their clients are compared.
+        whole: Names of runs that keep all files, because their clients are compared.
         end: When to stop, in seconds since the epoch.
-        console: For a line now and then.
+        console: Shows the progress every `TOLD` seconds.
         lines: The file runs.jsonl.
     """
 
@@ -118,7 +118,7 @@ class Until:
 
 
 def keep_little(folder: Path) -> None:
-    """Delete all files of a finished run but its configuration and its result."""
+    """Delete all files of a finished run except its configuration and its result."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -135,7 +135,7 @@ def line(name: str, seconds: float, problem: str, took: Mapping[str, float]) -> 
 
 
 def share_of(cells: Sequence[Any], every: int) -> list[Any]:
-    """All cells of every Nth federation, so that they share its clients as in the whole plan."""
+    """Return all cells of every Nth federation, which share its clients as in the full plan."""
     from atoll.experiment.problem import group_of
 
     kins = [group_of(cell.config) for cell in cells]
@@ -154,9 +154,9 @@ def run_all(
     *,
     dearest_first: bool = True,
 ) -> list[str]:
-    """Run as many cells as fit into that time, and return what went wrong.
+    """Run as many cells as fit into the time, and return the problems.
 
-    With `at_once` None, neighbours that differ in numbers only are one program on a GPU.
+    If `at_once` is None, neighbours that differ only in numbers are one program on a GPU.
     """
     from atoll.experiment.run import Stopped
     from atoll.studies.study import run_study
@@ -174,30 +174,30 @@ def run_all(
 
 
 def read_table(path: Path | None) -> dict[Key, list[str]]:
-    """The lines of a table; none if there is no such file yet."""
+    """Return the lines of a table, or nothing if the file does not exist yet."""
     if path is None or not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
         lines = csv.DictReader(file)
         if tuple(lines.fieldnames or ()) != COLUMNS:
-            raise click.ClickException(f"{path} has other columns than a table of this command")
+            raise click.ClickException(f"{path} does not have the columns of this command's table")
         return {tuple(line[name] for name in KEY): list(line.values()) for line in lines}
 
 
 def key_of(paper: Any, number: str, row: Any, rules: str) -> Key:
-    """What a line is known by."""
+    """Return the values of `KEY` for a line."""
     one = row.printed
     about = one.dataset, one.setting, one.clients, one.method, one.metric, one.value
     return tuple(map(str, (paper.name, number, *about, rules)))
 
 
 def cells_of(row: Any, rules: str) -> list[Any]:
-    """The runs behind a line, with the one that clients gain over."""
+    """The runs behind a line, including the baseline of its gains."""
     return [run for run in (*row.runs[rules], row.baseline) if run is not None]
 
 
 def recipe_of(row: Any, rules: str) -> str:
-    """A hash of every configuration behind a line; a run's name tells its own from all others."""
+    """Return a hash of the runs behind a line. A run's name identifies its configuration."""
     names = " ".join(run.name for run in cells_of(row, rules))
     return hashlib.sha256(names.encode()).hexdigest()[:8]
 
@@ -205,7 +205,7 @@ def recipe_of(row: Any, rules: str) -> str:
 def unknown_lines(
     found: Sequence[Any], known: Mapping[Key, list[str]], seeds: int
 ) -> list[tuple[Any, str]]:
-    """(row, protocol) of each line that a table lacks, has of fewer seeds, or by another recipe."""
+    """Return (row, protocol) of lines that are missing, have fewer seeds or an old recipe."""
     at, recipe = COLUMNS.index("seeds"), COLUMNS.index("recipe")
 
     def is_known(row: Any, rules: str, line: list[str] | None) -> bool:
@@ -220,9 +220,9 @@ def unknown_lines(
 
 
 def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) -> list[list[Any]]:
-    """A line for each printed number and protocol: from its runs, else as it is known.
+    """Return a line for each published value and protocol, from its runs or from `known`.
 
-    Known lines that are not asked for (other papers, data that are elsewhere) come last.
+    Other known lines (other papers, data on other machines) come last.
     """
     from atoll.studies.reproduce.table import Gains, filled, needed
     from atoll.studies.study_run import read_outcome
@@ -254,21 +254,21 @@ def table(found: Sequence[Any], folder: Path, known: Mapping[Key, list[str]]) ->
 @click.option("--papers", default="fedath,fediih,fedtad,gcfl", show_default=True)
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--jobs", default="auto", show_default=True,
-              help="Processes; auto: as many as gain time; 0 runs nothing.")  # fmt: skip
+              help="Processes; auto: as many as save time; 0 runs nothing.")  # fmt: skip
 @click.option(
     "--every",
     default=1,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Only the runs of every Nth federation of the plan, for a look at the time.",
+    help="Run only every Nth federation of the plan, to estimate the time.",
 )
-@click.option("--cheapest", is_flag=True, help="Begin with the shortest runs, if time is short.")
+@click.option("--cheapest", is_flag=True, help="Start with the shortest runs.")
 @click.option("--own", is_flag=True, help="Only the papers' own protocols, without strict.")
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),
-              help="Folder of the runs; a second call goes on there.")  # fmt: skip
+              help="Folder of the runs; a second call continues there.")  # fmt: skip
 @click.option("--csv", "to", type=click.Path(dir_okay=False, path_type=Path),
-              help="The table to write; numbers that it has are kept, not run.")  # fmt: skip
+              help="The table to extend; its values are not run again.")  # fmt: skip
 def tables(
     data_root: Path | None,
     papers: str,
@@ -281,7 +281,7 @@ def tables(
     out: Path,
     to: Path | None,
 ) -> None:
-    """The papers' tables under their own protocols and under `strict`."""
+    """Run the papers' tables under their own protocols and under `strict`."""
     from atoll.core.errors import AtollError
     from atoll.core.files import write_atomically
     from atoll.studies.parallel import check_jobs
@@ -301,7 +301,7 @@ def tables(
     left = [cell for cell in cells if read_outcome(out, cell) is None]
     count = sum(len(row.runs) for *_, row in found)
     console.print(
-        f"{len(found)} printed numbers, {count} lines, {count - len(lacking)} of them known; "
+        f"{len(found)} published values, {count} lines, {count - len(lacking)} of them known; "
         f"{len(cells)} runs, {len(left)} to do"
     )
     began = time.time()
@@ -313,7 +313,7 @@ def tables(
     if to is not None:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines])
-        write_atomically(to, text.getvalue().encode())  # it may be all that is left of its runs
+        write_atomically(to, text.getvalue().encode())  # its runs may be deleted
     for problem in problems:
         console.print(problem, markup=False)
     still = sum(read_outcome(out, cell) is None for cell in cells)

@@ -1,4 +1,4 @@
-"""`python -m bench tables-page`: what `bench tables` found, as the tables of a page."""
+"""`python -m bench tables-page`: the results of `bench tables` as tables of a page."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CHANGES = "<!-- changes: made by bench -->", "<!-- end of changes -->"
 
 Line = Mapping[str, str]
 Cell = dict[str, Line]
-"""One printed number: its line under each protocol."""
+"""One published value: its line under each protocol."""
 
 
 @click.command("tables-page")
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("page", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A picture, too.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Picture to write.")
 @click.option("--before", type=click.Path(dir_okay=False, path_type=Path),
-              help="An earlier table: what each change of a recipe moved, too.")  # fmt: skip
+              help="An earlier table, to count the effect of each recipe change.")  # fmt: skip
 def tables_page(table: Path, page: Path, plot: Path | None, before: Path | None) -> None:
-    """Write the numbers of TABLE, a CSV file, between the marks of PAGE."""
+    """Write the values of TABLE, a CSV file, between the marks of PAGE."""
     cells = read_cells(table)
     made = "\n".join([*summary(cells), "", *sections(cells)])
     text = between(page, page.read_text(encoding="utf-8"), MARKS, made)
@@ -46,13 +46,13 @@ def tables_page(table: Path, page: Path, plot: Path | None, before: Path | None)
     agree = sum(is_compatible(cell) is True for cell in cells)
     either = sum(comes_out(cell) or is_compatible(cell) is True for cell in cells)
     click.echo(
-        f"{len(cells)} printed numbers, {near} come out, {agree} are compatible by both spreads, "
-        f"{either} are one or the other"
+        f"{len(cells)} published values, {near} reproduced, {agree} compatible by both spreads, "
+        f"{either} reproduced or compatible"
     )
 
 
 def between(page: Path, text: str, marks: tuple[str, str], made: str) -> str:
-    """The text of a page with new lines between two marks."""
+    """Return the text of a page with new lines between two marks."""
     begin, end = marks
     if text.count(begin) != 1 or text.count(end) != 1:
         raise click.ClickException(f"{page} needs the lines '{begin}' and '{end}', once each")
@@ -61,21 +61,21 @@ def between(page: Path, text: str, marks: tuple[str, str], made: str) -> str:
 
 
 def read_cells(table: Path) -> list[Cell]:
-    """The printed numbers of a CSV file, each with its lines."""
+    """Return the published values of a CSV file, each with its lines."""
     if not table.exists():
-        raise click.ClickException(f"there is no table {table}; give the file of an earlier run")
+        raise click.ClickException(f"no table {table}; give the file of an earlier run")
     with table.open(newline="", encoding="utf-8") as file:
         return by_number(csv.DictReader(file))
 
 
 def changes(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
-    """For each change of a recipe: its source, and how many of its numbers came out and do now."""
+    """Yield each recipe change: its source, and the reproduced values before and now."""
     earlier = {_number_key(cell): cell for cell in before}
-    yield "| paper | change | source | numbers | came out | come out | moved in | moved out |"
+    yield "| paper | change | source | values | reproduced before | now | gained | lost |"
     yield "|---" * 8 + "|"
     for paper, title in PAPERS.items():
         own = [cell for cell in now if paper_line(cell)["paper"] == paper]
-        every = [("all of them", "", own)] if own else []
+        every = [("all changes", "", own)] if own else []
         for one in _recipe(paper).recipe.changes:
             touched = [
                 cell
@@ -94,7 +94,7 @@ def changes(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
 
 
 def by_method(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
-    """For each method and paper: how many numbers came out, how many do now, and of how many."""
+    """Yield the reproduced values of each method and paper: before, now, and the total."""
     counts: dict[str, dict[str, list[int]]] = {}
     earlier = {_number_key(cell): cell for cell in before}
     papers = by_paper(now)
@@ -106,7 +106,7 @@ def by_method(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
             old = earlier.get(_number_key(cell))
             for place, one in enumerate((old is not None and comes_out(old), comes_out(cell), 1)):
                 count[place] += one
-    yield "| came out → come out | " + " | ".join(papers) + " |"
+    yield "| reproduced before → now | " + " | ".join(papers) + " |"
     yield "|---" * (len(papers) + 1) + "|"
     for name, row in counts.items():
         shown = ("{} → {} of {}".format(*row[title]) if title in row else "–" for title in papers)
@@ -118,7 +118,7 @@ def _number_key(cell: Cell) -> tuple[str, ...]:
 
 
 def by_number(lines: Iterable[Line]) -> list[Cell]:
-    """The lines of each printed number together."""
+    """Group the lines by published value."""
     found: dict[tuple[str, ...], Cell] = {}
     for line in lines:
         *number, protocol = (line[name] for name in KEY)
@@ -127,7 +127,7 @@ def by_number(lines: Iterable[Line]) -> list[Cell]:
 
 
 def comes_out(cell: Cell) -> bool:
-    """Whether ours, under the paper's own protocol, is near the print."""
+    """Whether Atoll reproduces the published value under the paper's own protocol."""
     line = paper_line(cell)
     std = float(line["printed_std"]) if line["printed_std"] else None
     limit = tolerance(_recipe(line["paper"]), line["metric"], std)
@@ -135,7 +135,7 @@ def comes_out(cell: Cell) -> bool:
 
 
 def is_compatible(cell: Cell) -> bool | None:
-    """Whether print and ours agree by both spreads; runs of all draws of the data count alike."""
+    """Whether published value and Atoll's agree by both spreads. All data draws count."""
     line = paper_line(cell)
     draws = [one for rules, one in cell.items() if rules.partition(":")[2].isdigit()]
     ours = [
@@ -155,13 +155,13 @@ def paper_line(cell: Cell) -> Line:
 
 
 def summary(cells: Sequence[Cell]) -> Iterator[str]:
-    """A column for each paper: whose numbers come out, and where its own method is first."""
+    """Yield a table with a column per paper: reproduced values, and leads of its method."""
     papers = by_paper(cells)
     about = [about_paper(some, name) for name, some in papers.items()]
-    yield "## In short\n"
+    yield "## Summary\n"
     yield (
         "The table compares cells in which the paper's method has at least five rivals.\n"
-        "Its lead over the best of them is below zero if that one is better.\n"
+        "A negative lead means that the best rival is better.\n"
     )
     yield "| | " + " | ".join(papers) + " |"
     yield "|---" * (len(papers) + 1) + "|"
@@ -170,24 +170,24 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def about_paper(cells: Sequence[Cell], name: str) -> dict[str, str]:
-    """Facts about a paper's numbers, in words."""
+    """Return the rows of the summary for one paper."""
     own = [cell for cell in cells if paper_line(cell)["method"] == name]
     variants = [cell for cell in cells if _is_own(cell, name) and cell not in own]
     others = [cell for cell in cells if not _is_own(cell, name)]
     ahead = [*leads(cells, name)]
     behind = f"{sum(lead.clearly_behind for lead in ahead)} of {len(ahead)}" if ahead else "–"
     return {
-        "numbers of its method that come out": _near(own),
-        "of its variants": _near(variants),
-        "of the baselines": _near(others),
-        "all numbers that come out": _near(cells),
-        "all that are compatible by both spreads": _agree(cells),
-        "its method: mean distance from the print (with the sign)": _away(own),
-        "the baselines": _away(others),
-        "its method is first in print; mean lead": _first([lead.printed for lead in ahead]),
-        "here": _first([lead.ours for lead in ahead]),
-        "here, under `strict`": _first([lead.strict for lead in ahead]),
-        "here behind the first by more than both spreads": behind,
+        "reproduced values of its method": _near(own),
+        "reproduced values of its variants": _near(variants),
+        "reproduced values of the baselines": _near(others),
+        "all reproduced values": _near(cells),
+        "all values compatible by both spreads": _agree(cells),
+        "its method: mean absolute (signed) difference from the published values": _away(own),
+        "baselines: mean absolute (signed) difference": _away(others),
+        "its method is first in the paper; mean lead": _first([lead.printed for lead in ahead]),
+        "its method is first in Atoll; mean lead": _first([lead.ours for lead in ahead]),
+        "first in Atoll under `strict`; mean lead": _first([lead.strict for lead in ahead]),
+        "its method is behind in Atoll by more than both spreads": behind,
     }
 
 
@@ -201,20 +201,20 @@ def _agree(cells: Sequence[Cell]) -> str:
 
 
 def _away(cells: Sequence[Cell]) -> str:
-    """How far our scores are from the print on average, without and with the sign."""
+    """Return the mean absolute and the mean signed difference from the published scores."""
     points = [_ours(cell) - _printed(cell) for cell in cells if not _is_gain(cell)]
     return f"{mean(map(abs, points)):.1f} ({mean(points):+.1f})" if points else "–"
 
 
 def _first(leads: Sequence[float]) -> str:
-    """How often a method leads, and by how much on average."""
+    """Return how often a method leads, and its mean lead."""
     if not leads:
         return "–"
     return f"{sum(lead > 0 for lead in leads)} of {len(leads)}; {mean(leads):+.1f}"
 
 
 def by_paper(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
-    """The cells of each paper, by the name of its method."""
+    """Group the cells by paper, under the name of its method."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         paper = paper_line(cell)["paper"]
@@ -223,7 +223,7 @@ def by_paper(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Printed across, ours up, a dot for each number; a panel for each paper, two in a row."""
+    """Draw published values (x) and Atoll's (y) as dots, one panel per paper, two per row."""
     from matplotlib.figure import Figure
 
     papers = by_paper(cell for cell in cells if not _is_gain(cell))
@@ -236,7 +236,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         for label, colour, size, part in (
             ("baselines", "0.6", 12, [cell for cell in some if not _is_own(cell, name)]),
             (
-                "its own, and variants",
+                "its method and variants",
                 "tab:blue",
                 22,
                 [cell for cell in some if _is_own(cell, name)],
@@ -247,20 +247,20 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         panel.axline((60, 60), slope=1, color="black", linewidth=0.8)
         panel.set(title=f"{name}'s tables", aspect="equal")
     panels.flat[len(papers) - 1].legend(loc="lower right", frameon=False)
-    figure.supxlabel("printed")
-    figure.supylabel("ours, under the paper's protocol")
+    figure.supxlabel("published")
+    figure.supylabel("Atoll, under the paper's protocol")
     figure.savefig(path, dpi=170)
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Points of the paper's method over the best other one of a cell, each time the best there."""
+    """Points of the paper's method over the best other method of a cell, in each column."""
 
     printed: float
     ours: float
     strict: float
     spreads: float
-    """Of the method and of the best other one here, together."""
+    """The sum of the spreads of the method and of the best other method in Atoll."""
 
     @property
     def clearly_behind(self) -> bool:
@@ -268,7 +268,7 @@ class Lead:
 
 
 def leads(cells: Iterable[Cell], name: str) -> Iterator[Lead]:
-    """Where a cell has both protocols of the paper's method and of at least five others."""
+    """Yield the lead in cells with both protocols of the method and of five others or more."""
     groups: dict[tuple[str, ...], dict[str, Cell]] = {}
     for cell in cells:
         line = paper_line(cell)
@@ -291,7 +291,7 @@ def _is_own(cell: Cell, name: str) -> bool:
 
 
 def _is_gain(cell: Cell) -> bool:
-    """Whether it is what clients gain, which is no score."""
+    """Whether the metric is a gain of clients, not a score."""
     return paper_line(cell)["metric"] in GAINS
 
 
@@ -308,9 +308,9 @@ def _strict(cell: Cell) -> float:
 
 
 def sections(cells: Sequence[Cell]) -> Iterator[str]:
-    """A heading for each table of each paper, and a table for each data set and setting.
+    """Yield a heading for each table of each paper, and a table for each data set and setting.
 
-    What clients gain stands beside their accuracy; other metrics have tables of their own.
+    Gains of clients are in the same table as their accuracy. Other metrics have separate tables.
     """
     grouped: dict[tuple[str, str], dict[tuple[str, str, str], list[Cell]]] = {}
     gains = {(line["paper"], line["table"]) for line in map(paper_line, filter(_is_gain, cells))}
@@ -325,13 +325,13 @@ def sections(cells: Sequence[Cell]) -> Iterator[str]:
             near = sum(map(comes_out, some))
             how = ", ".join([SETTINGS.get(part, part) for part in setting.split(";")])
             what = ", ".join(METRIC_WORDS.get(metric, metric) for metric in _all(some, "metric"))
-            yield f"**{dataset}**, {how} ({what}; {near} of {len(some)} come out):\n"
+            yield f"**{dataset}**, {how} ({what}; {near} of {len(some)} reproduced):\n"
             yield from grid(some)
             yield ""
 
 
 def _all(cells: Iterable[Cell], name: str) -> list[str]:
-    """What there is in a column, each once."""
+    """Return the distinct values of a column."""
     return list(dict.fromkeys(paper_line(cell)[name] for cell in cells))
 
 
@@ -346,7 +346,7 @@ SETTINGS = {
 
 
 def grid(cells: Sequence[Cell]) -> Iterator[str]:
-    """Methods down, numbers of clients across, and metrics if there are several."""
+    """Yield a table: a row per method, a column per number of clients and metric."""
     rows: dict[str, dict[tuple[str, str], Cell]] = {}
     for cell in cells:
         line = paper_line(cell)
@@ -367,9 +367,9 @@ def grid(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def words(cell: Cell) -> str:
-    """The print → ours, bold if it comes out; ours under `strict`; last round or other draws.
+    """Return the text of a cell: published → Atoll's value, `strict`, last round or other draws.
 
-    A `~` stands where print and ours are compatible by both spreads.
+    Bold means reproduced, and `~` means compatible by both spreads.
     """
     line = paper_line(cell)
     ours = _number(line)

@@ -1,10 +1,10 @@
-"""`python -m bench tune-tables`: what the papers say they tuned, chosen on validation scores.
+"""`python -m bench tune-tables`: tune the papers' hyper-parameters on validation scores.
 
-A recipe's `search` has stages: grids that are tried one after the other, each around the choice of
-the last. Trials have two seeds that no table scores, and of their results only validation scores
-are read. Points of a grid train at once on a GPU, and data sets side by side. Call it again to
-continue, also on another machine: `recipes/tuned.toml` has the choices of all finished stages.
-Recipes read a search only when all its stages are finished.
+A recipe's `search` has stages, which are grids. Each stage starts from the choice of the previous
+stage. Trials use two seeds that no table uses, and only their validation scores are read. On a GPU
+the points of a grid train at once, and data sets in parallel. Another call continues, also on
+another machine: `recipes/tuned.toml` contains the choices of all finished stages. Recipes read a
+search only when all its stages are finished.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADER = """\
 
 @dataclass
 class Tuning:
-    """The search for one data set, so far."""
+    """The state of the search for one data set."""
 
     paper: Any
     name: str
@@ -41,7 +41,7 @@ class Tuning:
     root: str | None
     settings: dict[str, Any] = field(default_factory=dict)
     done: int = 0  # stages
-    earlier: tuple[int, float] = (0, 0.0)  # trials of an earlier call, and the best of their scores
+    earlier: tuple[int, float] = (0, 0.0)  # trials of an earlier call, and their best score
     scores: dict[str, float] = field(default_factory=dict)  # by the trial's name
 
     @property
@@ -49,7 +49,7 @@ class Tuning:
         return self.paper.recipe.search[self.name].stages
 
     def trials(self, stage: int) -> list[tuple[dict[str, Any], Any]]:
-        """Every point of a stage and its run; neighbours differ in the last key."""
+        """Return every point of a stage with its run. Neighbours differ in the last key."""
         from atoll.studies.reproduce.recipes import Variant
         from atoll.studies.reproduce.table import named_run
 
@@ -70,7 +70,7 @@ class Tuning:
         return found
 
     def choose(self, folder: Path, stage: int) -> int:
-        """Take the point with the best validation score, the first of equals; trials that lack."""
+        """Take the first point with the best validation score. Return the missing trials."""
         from atoll.studies.study_run import read_outcome
 
         trials = self.trials(stage)
@@ -84,26 +84,26 @@ class Tuning:
         return outcomes.count(None)
 
     def entry(self) -> dict[str, Any]:
-        """What the file says of it."""
+        """Return the entry of the search in the file."""
         trials, before = self.earlier
         best = max([before, *(round(100 * score, 2) for score in self.scores.values())])
         about = {"validation": best, "trials": trials + len(self.scores), "stages": self.done}
         return {"set": self.settings, **about}
 
     def resume(self, entry: Mapping[str, Any]) -> None:
-        """Continue after the stages that an entry of the file has."""
+        """Continue after the finished stages of an entry."""
         self.settings, self.done = entry["set"], entry["stages"]
         self.earlier = entry["trials"], entry["validation"]
 
 
 def validation(summary: Any) -> float:
-    """A trial's validation score by its metric; nothing else of its result is read."""
+    """Return a trial's validation score, the only part of its result that is read."""
     metrics, metric = summary["metrics"], summary.get("metric", "accuracy")
     return float(metrics.get(f"val_{metric}", metrics["val_accuracy"])["mean"])
 
 
 def searches(papers: str, data_root: Path | None) -> Iterator[Tuning]:
-    """Every search of the recipes for every data set that is here and printed."""
+    """Yield every search of the recipes for every data set that is here and in the paper."""
     from atoll.studies.reproduce.recipes import read_paper
 
     root = None if data_root is None else str(data_root)
@@ -119,7 +119,7 @@ def searches(papers: str, data_root: Path | None) -> Iterator[Tuning]:
 @click.option("--data-root", envvar="ATOLL_DATA", type=click.Path(path_type=Path),
               help="Folder of the data sets; ATOLL_DATA by default.")  # fmt: skip
 @click.option("--papers", default="fedath,fedtad", show_default=True)
-@click.option("--only", help="One search and data set, as FGSSL/Cora.")
+@click.option("--only", help="One search and data set, such as FGSSL/Cora.")
 @click.option("--jobs", default="auto", show_default=True, help="Processes.")
 @click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path),

@@ -1,4 +1,4 @@
-"""Inputs of `fuzz.packets`: what reads the bytes of another party, real inputs, and mutations.
+"""Inputs of `fuzz.packets`: readers of another party's bytes, real inputs, and mutations.
 
 An input is a kind, a head (JSON, or the text of an order) and a body (`codec.encode`). Mutations
 keep most of its structure.
@@ -63,15 +63,15 @@ SMALL = (
     {"a": 1},
     1 << 70,
 )
-"""Values for a configuration: none of them lets a model grow."""
-SITE_INPUTS = 500  # inputs after which a site begins anew, since its audit log grows
-MOST = 1 << 16  # bytes of a mutated input
+"""Values for a configuration. None of them makes a model larger."""
+SITE_INPUTS = 500  # inputs after which the site is replaced, because its audit log grows
+MOST = 1 << 16  # largest size of a mutated input in bytes
 
 
 class Case(NamedTuple):
     """One input."""
 
-    kind: int  # which of `Targets.all`
+    kind: int  # an index of `Targets.all`
     head: bytes
     body: bytes
 
@@ -85,7 +85,7 @@ class Case(NamedTuple):
 
 
 class Watched(Site):
-    """A site that keeps foreign errors, which `answer` turns into replies."""
+    """A site that keeps errors of other types, which `answer` turns into replies."""
 
     foreign: Exception | None = None
 
@@ -108,7 +108,7 @@ class Watched(Site):
         except AtollError:
             raise
         except Exception as error:
-            # A step is a method's own code: it may fail in any way on a message of another shape.
+            # A step is the method's code, which may fail in any way on a message of another shape.
             frames = traceback.extract_tb(error.__traceback__)
             inside = any(f.filename.endswith("core/method.py") for f in frames)
             self.foreign = None if inside else error
@@ -116,7 +116,7 @@ class Watched(Site):
 
 
 class Targets:
-    """Everything that reads bytes of another party, on a tiny site."""
+    """All functions that read bytes of another party, on a tiny site."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.asked = folder, 0
@@ -137,19 +137,19 @@ class Targets:
             lambda case: from_shareable({"head": case.head.decode(errors="replace"), "body": b""}),
             self._decode,
             self._answer,
-            self._answer,  # twice: sites have the most to lose
+            self._answer,  # twice, because sites have the most to lose
             lambda case: read_order(case.head.decode(errors="replace")),
             self._load,
         )
         self.site = self._fresh()
 
     def try_one(self, case: Case) -> None:
-        """Read one input; raises what is not an `AtollError`."""
+        """Read one input, and raise every error except an `AtollError`."""
         with contextlib.suppress(AtollError):
             self.all[case.kind % len(self.all)](case)
 
     def seeds(self) -> list[Case]:
-        """Real inputs of every kind."""
+        """Return real inputs of every kind."""
         config = config_text(make_config(**self.options))
         dp = config_text(make_config(**self.options, dp="clip=1,noise=2"))
         hello = {"do": "hello", "version": PROTOCOL, "run": "r-0", "method": "fedavg"}
@@ -204,7 +204,7 @@ class Targets:
 
 
 def mutated(case: Case, chance: random.Random, others: list[Case]) -> Case:
-    """The case with one to three changes that keep most of its structure."""
+    """Return the case with one to three changes, which keep most of its structure."""
     for _ in range(chance.randint(1, 3)):
         head, body = case.head, case.body
         match chance.randrange(8):
@@ -222,7 +222,7 @@ def mutated(case: Case, chance: random.Random, others: list[Case]) -> Case:
 
 def _new_head(head: bytes, chance: random.Random) -> bytes:
     try:
-        if head[:1] != b"{":  # an order, as base64
+        if head[:1] != b"{":  # an order in base64
             return base64.urlsafe_b64encode(_new_json(base64.urlsafe_b64decode(head), chance))
         plain = json.loads(head)
         if isinstance(plain.get("config"), str) and chance.random() < 0.7:
@@ -241,7 +241,7 @@ def _new_json(text: bytes, chance: random.Random) -> bytes:
 
 
 def _new_body(body: bytes, chance: random.Random) -> bytes:
-    """A safetensors file with another header, of a length that fits."""
+    """Return a safetensors file with another header and the matching length."""
     size = int.from_bytes(body[:8], "little")
     try:
         header = json.loads(body[8 : 8 + size])
@@ -250,14 +250,14 @@ def _new_body(body: bytes, chance: random.Random) -> bytes:
             header["__metadata__"]["tree"] = json.dumps(plan)
         else:
             header = _changed(header, chance, ODD)
-        if chance.random() < 0.2:  # an array of many dimensions, with as many numbers
+        if chance.random() < 0.2:  # an array of many dimensions and the same size
             array = header[chance.choice([name for name in header if name != "__metadata__"])]
             array["shape"] = array["shape"] + [1] * chance.randrange(100)
     except (ValueError, TypeError, LookupError, RecursionError, AttributeError):
         return _flipped(body, chance)
     try:
         text = json.dumps(header).encode()
-    except RecursionError:  # nested by many mutations
+    except RecursionError:  # many mutations nested it
         return body
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + body[8 + size :]
@@ -271,7 +271,7 @@ def _flipped(data: bytes, chance: random.Random) -> bytes:
 
 
 def _changed(value: Any, chance: random.Random, odd: tuple[Any, ...]) -> Any:
-    """A JSON value with one place replaced, left out, repeated or nested."""
+    """Return a JSON value with one place replaced, removed, repeated or nested."""
     if isinstance(value, dict | list) and value and chance.random() < 0.85:
         items = list(value.items() if isinstance(value, dict) else enumerate(value))
         key, inner = chance.choice(items)

@@ -1,10 +1,10 @@
-"""Mutated packets, messages, orders and checkpoints: every error must be one of Atoll's.
+"""Fuzz packets, messages, orders and checkpoints: every error must be an `AtollError`.
 
 Needs Atheris, which is not a dependency of the package: pip install atheris==3.0.0
 
     python -m fuzz.packets -runs=1000000
 
-Options are libFuzzer's. The seeds are real inputs, made anew at every start. The first error of
+Options are libFuzzer's. The seeds are real inputs, made at every start. The first error of
 another type ends the run with its traceback, and its input is written to a file `crash-...`.
 """
 
@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["atoll"]):
 
 
 def main() -> None:
-    """Run libFuzzer until `-runs` inputs were tried, or one fails."""
+    """Run libFuzzer until it has tried `-runs` inputs, or one fails."""
     with tempfile.TemporaryDirectory() as folder:
         targets, corpus = Targets(Path(folder)), Path(folder) / "corpus"
         seeds = targets.seeds()
@@ -37,7 +37,7 @@ def main() -> None:
             base = chance.choice(seeds) if chance.random() < 0.3 else Case.unpacked(data)
             return mutated(base, chance, seeds).packed()[:most]
 
-        # Before the options of the user, so that theirs count.
+        # They precede the user's options, which override them.
         options = [sys.argv[0], f"-max_len={2 * MOST + 5}", "-timeout=60", *sys.argv[1:]]
         atheris.Setup(
             [*options, str(corpus)],

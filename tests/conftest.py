@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder that real data sets lie in; skips where there are none and no mirror either."""
+    """The folder of real data sets. Skip the test if neither they nor a mirror exist."""
     if GIVEN:
         return Path(GIVEN)
     if not MIRROR and not BESIDE.is_dir():

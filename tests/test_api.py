@@ -1,4 +1,4 @@
-"""The Python face: load, partition as a run divides, save, and the plot of a result."""
+"""The Python API: load, partition as in a run, save, and plot a result."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Check the English of the repository: `make check` runs it.
+"""Check the English of the repository, as part of `make check`.
 
-Each phrase below has a plainer form. Markdown pages have two more rules: a line of text has at
-most 120 characters, and a sentence at most 25 words. Docstrings also have two: the first line is
-one statement with a noun or a verb at its start, and a sentence has at most 30 words.
+Each phrase below has a plainer form. In Markdown pages a line has at most 120 characters, and a
+sentence at most 25 words. The first line of a docstring is one statement that starts with a noun or
+a verb, and a sentence of a docstring has at most 30 words.
 
-`tools/english-base` names a commit and the paths that are not rewritten yet: there a line counts
-only if its text is nowhere in that commit. `python tools/english.py PATH ...` checks all of these
-paths in whole.
+`tools/english-base` names a commit and the paths that are not rewritten yet. In these paths only
+lines that are new since that commit count. `python tools/english.py PATH ...` checks every line of
+the given paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = Path(__file__).with_name("english-base")
 KINDS = (".py", ".md", ".toml", ".css", ".js", ".yaml")
 SKIPPED = (
-    "docs/commands.md",  # made from the commands, whose text is checked in the source
+    "docs/commands.md",  # generated from the commands, whose text is checked in the source
     "tests/compat/old/",
     "tools/english.py",
     "tests/tools/test_english.py",
@@ -65,7 +65,7 @@ def git(*words: str) -> str:
 
 
 def base_lines(commit: str) -> set[str]:
-    """Every line of text in a commit, without its indentation."""
+    """Return every line of text in a commit, without its indentation."""
     listing = git("grep", "-hI", "-e", "", commit, "--", *(f"*{kind}" for kind in KINDS))
     return {line.strip() for line in listing.splitlines()}
 
@@ -73,7 +73,7 @@ def base_lines(commit: str) -> set[str]:
 def findings(
     known: set[str], later: tuple[str, ...] = ("",), paths: tuple[str, ...] = ()
 ) -> list[str]:
-    """Every fault with its place, in `paths` only if there are any.
+    """Return every fault with its place, in `paths` or, if it is empty, in all files.
 
     In the paths of `later`, lines of `known` do not count.
     """
@@ -95,7 +95,7 @@ def findings(
 
 
 def phrases(text: str, plainer: dict[str, str]) -> list[str]:
-    """The phrases of a text that have a plainer form."""
+    """Return the phrases of a text that have a plainer form."""
     return [
         f"'{match.group()[:60]}': write '{better}'"
         for pattern, better in plainer.items()
@@ -104,7 +104,7 @@ def phrases(text: str, plainer: dict[str, str]) -> list[str]:
 
 
 def page_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Long lines and sentences of a page, and phrases to avoid there; not in blocks and tables."""
+    """Yield long lines, long sentences and bad phrases of a page, outside blocks and tables."""
     for number, line in text_lines(lines):
         if len(line) > LINE:
             yield number, f"{len(line)} characters; break the line where a sentence or clause ends"
@@ -116,7 +116,7 @@ def page_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def docstring_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """First lines, long sentences and phrases to avoid in the docstrings of a module."""
+    """Yield bad first lines, long sentences and bad phrases in the docstrings of a module."""
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     for node in ast.walk(ast.parse("\n".join(lines))):
         if not isinstance(node, kinds) or ast.get_docstring(node) is None:
@@ -132,7 +132,7 @@ def docstring_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def text_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines of a page outside of fenced blocks, tables, comments and directives."""
+    """Yield the lines of a page outside fenced blocks, tables, comments and directives."""
     fenced, other = False, re.compile(r"\s*(\||<|>>>|:::|--8<--|options:|members:)")
     for number, line in enumerate(lines, 1):
         fence = line.lstrip().startswith("```")
@@ -142,7 +142,7 @@ def text_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def sentences(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Each sentence with the line that it begins on; code and a link's target are no words."""
+    """Yield each sentence with its first line. Code and link targets do not count as words."""
     begin, text, last = 0, "", 0
     for number, line in [*text_lines(lines), (0, "")]:
         new = not line.strip() or number != last + 1 or re.match(r"\s*([-#!]|\d+\.) ?", line)
@@ -169,9 +169,7 @@ def main() -> int:
     try:
         known = base_lines(commit)
     except subprocess.CalledProcessError:
-        print(
-            f"english: commit {commit} is not in this clone, so added lines are not known; skipped"
-        )
+        print(f"english: skipped, because commit {commit} is not in this clone")
         return 0
     found = findings(known, tuple(later))
     print("\n".join(found) or "english: nothing to rewrite")

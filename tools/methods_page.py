@@ -1,6 +1,6 @@
-"""Write the tables of hyper-parameters in docs/methods.md from the fields.
+"""Write the tables of hyper-parameters in docs/methods.md from the fields of the methods.
 
-Run `python tools/methods_page.py` after a field has changed; a test compares page and fields.
+Run `python tools/methods_page.py` after a change of a field. A test compares page and fields.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from atoll.present.catalogue import hyper_rows
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- hyper-parameters: begin -->\n", "<!-- hyper-parameters: end -->\n"
 EVERY = ("epochs", "weight_by", "optimizer_state", "aggregate")
-"""Fields that most methods share; one table has them all."""
+"""Fields that most methods share, which are in one table."""
 
 
 def tables() -> str:
-    """One table for each method, network and optimizer."""
+    """Return a table for each method, network and optimizer."""
     rows = {row[0]: row for row in hyper_rows(METHODS["fedavg"])}
     parts = [_table("Most methods", [rows[key] for key in EVERY])]
     for name, cls in METHODS.items():
@@ -37,7 +37,7 @@ def _table(title: str, rows: list[tuple[str, str, str, str]]) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """The page with its tables made again."""
+    """Return the page with new tables."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + "\n" + tables() + "\n" + END + rest.partition(END)[2]
 

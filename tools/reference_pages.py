@@ -1,6 +1,6 @@
 """Write the reference of commands and options: docs/commands.md, and a table in docs/api.md.
 
-Run `python tools/reference_pages.py` after an option has changed; a test compares pages and code.
+Run `python tools/reference_pages.py` after a change of an option. A test compares pages and code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Words = tuple[str, ...]
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 OTHER_NAMES = {"from_run": "--from"}
-"""Options of the command line whose name is not that of the field."""
+"""Options of the command line whose names differ from the fields."""
 TOP = """# Commands and options
 
 `atoll COMMAND --help` prints the same text.
@@ -37,7 +37,7 @@ An option with KEY=VALUE, or with the word "repeatable", may be given several ti
 
 
 def commands_page() -> str:
-    """The page of all commands."""
+    """Return the page of all commands."""
     commands = [*walk(main, ("atoll",))]
     rows = [
         f"| [`{' '.join(path)}`](#{'-'.join(path)}) | {one.get_short_help_str(200)} |"
@@ -48,7 +48,7 @@ def commands_page() -> str:
 
 
 def walk(group: click.Group, path: Words) -> Iterator[tuple[Words, click.Command]]:
-    """Every command below a group, with the words that call it."""
+    """Yield every command below a group, with the words that call it."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -59,7 +59,7 @@ def walk(group: click.Group, path: Words) -> Iterator[tuple[Words, click.Command
 
 
 def section(path: Words, command: click.Command) -> str:
-    """Usage, help and options of a command."""
+    """Return usage, help and options of a command."""
     context = click.Context(command, info_name=" ".join(path))
     usage = " ".join([*path, *command.collect_usage_pieces(context)])
     parts = [f"## {' '.join(path)}", f"```text\n{usage}\n```", *paragraphs(command.help or "")]
@@ -74,13 +74,13 @@ def section(path: Words, command: click.Command) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Paragraphs of a help text, a sentence per line."""
+    """Return the paragraphs of a help text, with one sentence per line."""
     found = [" ".join(part.replace("\b", "").split()) for part in text.split("\n\n")]
     return [re.sub(r"(?<=[.:]) (?=[A-Z`])", "\n", escaped(part)) for part in found if part]
 
 
 def about(option: click.Option, context: click.Context) -> tuple[str, str, str]:
-    """Names, meaning and default of an option."""
+    """Return names, meaning and default of an option."""
     names, text = option.get_help_record(context) or ("", "")
     meaning, *extra = re.split(
         r"\s*\[(?=default: |required\]|[\d<=]*x[<>])", " ".join(text.split())
@@ -90,18 +90,18 @@ def about(option: click.Option, context: click.Context) -> tuple[str, str, str]:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows unchanged."""
+    """Escape a text, so that Markdown shows it unchanged."""
     return re.sub(r"(?<!`)([<|*_])(?!`)", r"\\\1", text)
 
 
 def page_with_options(page: str) -> str:
-    """The page of the Python API with its table of options made again."""
+    """Return the page of the Python API with a new table of options."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + "\n" + options_table() + "\n" + END + rest.partition(END)[2]
 
 
 def options_table() -> str:
-    """The options of `atoll.run`, with the words of the command line."""
+    """Return a table of the options of `atoll.run`, with the help of the command line."""
     command = main.commands["run"]
     context = click.Context(command, info_name="atoll run")
     named = {name: one for one in command.params for name in one.opts}

@@ -1,7 +1,7 @@
-"""Measure the size of `src/` and fail where a limit is exceeded: `make sizes`.
+"""Measure the size of `src/` and fail if a limit is exceeded (`make sizes`).
 
-The limits keep the house readable: total lines, lines of a module and of a function, places where
-the formatter is switched off, uses of the name `Any`, and passages that stand in two places.
+The limits keep the source readable: total lines, lines of a module and of a function, places where
+the formatter is off, uses of the name `Any`, and duplicated passages.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LIMITS = {
     "pairs of places that share six lines": 40,
 }
 KERNELS = "kernels"
-"""GPU kernels may be long, and their arguments alike: Triton compiles one function at a time."""
+"""GPU kernels may be long and similar, because Triton compiles one function at a time."""
 SHARED = 6
 TOKENS = 28
-"""Six lines with fewer tokens together are punctuation and short arguments, not a passage."""
+"""Six lines with fewer tokens are punctuation and short arguments, not a passage."""
 COMMON = 8
-"""A run of lines in more places than this is an idiom, not a copy."""
+"""A passage in more places than this is an idiom, not a copy."""
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def _long_functions(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def _shapes(source: str) -> list[tuple[int, str]]:
-    """The shape of each line that says something: names, strings and numbers do not count."""
+    """Return the shape of each relevant line, in which names, strings and numbers are equal."""
     lines: dict[int, list[str]] = defaultdict(list)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.STRING:
@@ -125,12 +125,12 @@ def _shapes(source: str) -> list[tuple[int, str]]:
 
 
 def _counts(shape: str) -> bool:
-    """Not an import, not punctuation, not the text of a docstring."""
+    """Whether a line is no import, no punctuation and no text of a docstring."""
     return shape != "S" and bool(re.search(r"\w", shape)) and not re.match(r"(from|import) ", shape)
 
 
 def _pairs(text: dict[Path, str]) -> list[str]:
-    """Pairs of places whose lines have the same shape over at least six lines."""
+    """Return pairs of places with the same shape over at least six lines."""
     places: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
     numbers: dict[Path, list[int]] = {}
     for path, source in text.items():
@@ -154,7 +154,7 @@ def _pairs(text: dict[Path, str]) -> list[str]:
 
 
 def _runs(starts: set[tuple[Path, int, Path, int]]) -> Iterator[tuple[Path, int, Path, int]]:
-    """The first window of every run that two places share. Overlapping runs count as one place."""
+    """Yield the first window of every shared passage. Overlapping passages count as one place."""
     for a, i, b, j in starts:
         overlaps = a == b and abs(i - j) < SHARED
         if not overlaps and (a, i - 1, b, j - 1) not in starts:

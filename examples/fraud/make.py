@@ -1,11 +1,11 @@
 """Write the customers and payments of three invented banks, as raw as a bank's own export.
 
-Two in a hundred customers are fraudsters. They work in rings: a ring passes money around within
-one bank, so whom a customer pays says more than the customer's own columns. The tables have gaps,
-dates, mixed columns, names and 30 % of customers that no bank has examined yet.
+Two in a hundred customers are fraudsters. They work in rings, which pass money around within one
+bank, so a customer's payees say more than the customer's own columns. The tables contain missing
+values, dates, mixed columns and names, and 30 % of the customers have no label yet.
 
-    python examples/fraud/make.py payments              this week, next week, and the truth about it
-    python examples/fraud/make.py payments --customers 2000        a smaller one to try
+    python examples/fraud/make.py payments              this week, next week and its true labels
+    python examples/fraud/make.py payments --customers 2000        a smaller example
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BANKS = {"harbour": 0.5, "meadow": 0.3, "summit": 0.2}
 SEGMENTS = {"private": 0.62, "student": 0.18, "business": 0.2}
 COUNTRIES = {"DE": 0.5, "NL": 0.2, "PL": 0.15, "AT": 0.1, "ES": 0.05}
 FRAUD, UNEXAMINED, NEW, INSIDE = 0.022, 0.3, 0.1, 0.9
-PAYMENTS = 4  # by each customer
+PAYMENTS = 4  # of each customer
 RING = 9  # customers in a ring, on average
 LAST_DAY = date(2026, 6, 28)
 COLUMNS = [
@@ -31,7 +31,7 @@ COLUMNS = [
 
 
 def main() -> None:
-    """Write the two weeks and the truth about the second."""
+    """Write the two weeks and the true labels of the second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--customers", type=int, default=20_000)
@@ -51,11 +51,11 @@ def main() -> None:
     table(given.folder / "truth.csv", ["customer", "outcome"], truth)
     new = len(truth)
     print(f"{given.folder}: {given.customers - new} customers of three banks this week,")
-    print(f"{new} more next week (truth.csv tells what they are), {len(payments)} payments")
+    print(f"{new} more next week (truth.csv contains their labels), {len(payments)} payments")
 
 
 def people(rng: np.random.Generator, count: int) -> tuple[list[dict[str, object]], np.ndarray]:
-    """One row for each customer, and the number of each one's ring (-1: honest)."""
+    """Return one row for each customer, and the number of its ring (-1: honest)."""
     bank = rng.choice([*BANKS], count, p=[*BANKS.values()])
     ring = np.full(count, -1)
     wanted, number = round(count * FRAUD), 0
@@ -94,7 +94,7 @@ def people(rng: np.random.Generator, count: int) -> tuple[list[dict[str, object]
 
 
 def pay(rng: np.random.Generator, rows: list[dict[str, object]], ring: np.ndarray) -> np.ndarray:
-    """One row (payer, payee, cents, day) for each payment. A ring pays mostly its own members."""
+    """Return a row (payer, payee, cents, day) per payment. A ring pays mostly its members."""
     count = len(rows)
     bank = np.array([row["bank"] for row in rows])
     at = {name: np.flatnonzero(bank == name) for name in BANKS}
@@ -120,7 +120,7 @@ def write(
     week: np.ndarray,
     name: str,
 ) -> None:
-    """The tables of one week: a payment to or from a new customer is one of next week."""
+    """Write the tables of one week. A payment to or from a new customer is in next week."""
     folder.mkdir(parents=True, exist_ok=True)
     mine = [row for row, of in zip(rows, week, strict=True) if of == name]
     columns = COLUMNS if name == "this-week" else COLUMNS[:-1]
@@ -137,7 +137,7 @@ def write(
 
 
 def table(path: Path, header: list[str], rows: list[list[object]]) -> None:
-    """A CSV file."""
+    """Write a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
 

@@ -1,8 +1,8 @@
-"""Write the patients of two invented hospitals, a folder for each, as each would keep them.
+"""Write the patients of two invented hospitals, in one folder for each hospital.
 
-An edge joins two patients who shared a ward. Alder knows `sex` as f and m, Birch also as x; Birch
-measures lactate with other gaps and its patients are older. The hospitals agree on one encoder
-without showing each other a row.
+An edge joins two patients who shared a ward. Alder has the values f and m of `sex`, and Birch also
+has x. Birch has more missing lactate values and older patients. The hospitals agree on one encoder,
+and neither sees a row of the other.
 
     python examples/hospitals/make.py hospitals
 """
@@ -52,7 +52,7 @@ def main() -> None:
 def contacts(
     rng: np.random.Generator, infected: np.ndarray, patients: list[list[str]]
 ) -> list[list[str]]:
-    """Shared wards: two patients of whom one infected the other meet more often."""
+    """Return shared wards. Patients with the same infection status meet more often."""
     rows = [["patient", "shared_a_ward_with"]]
     for i, ill in enumerate(infected):
         alike = np.flatnonzero(infected == ill)
@@ -64,7 +64,7 @@ def contacts(
 
 
 def write(path: Path, rows: list[list[str]]) -> None:
-    """A CSV file."""
+    """Write a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
 

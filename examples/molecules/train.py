@@ -1,7 +1,7 @@
-"""Six labs classify molecules together: graphs of your own, one set for each client, in Python.
+"""Six labs classify molecules together: your own graphs in Python, one set per client.
 
-Each lab has 100 invented molecules. All look for molecules with more nitrogen
-than oxygen. Three labs write 1 for them, and three write 0. No lab says which code it uses.
+Each lab has 100 invented molecules. All labs look for molecules with more nitrogen than oxygen.
+Three labs use the label 1 for them, and three use 0. No lab tells the others its label.
 
     python examples/molecules/train.py                  about a minute and a half
     python examples/molecules/train.py --rounds 20 --seeds 1       shorter
@@ -18,14 +18,14 @@ from atoll.data.source import GraphGroup, GraphSet
 
 ATOMS = "CNOS"
 LABS = {"alpha": 1, "beta": 1, "gamma": 1, "delta": 0, "epsilon": 0, "zeta": 0}
-"""The labs, and what each writes for a molecule with more nitrogen than oxygen."""
-MOLECULES, MISTAKES = 100, 0.03  # of each lab; the share of its measurements that are wrong
+"""The labs, and the label of each for a molecule with more nitrogen than oxygen."""
+MOLECULES, MISTAKES = 100, 0.03  # of each lab; share of wrong measurements
 
 Molecule = tuple[np.ndarray, list[tuple[int, int]]]  # the kind of each atom, and the bonds
 
 
 def molecule(rng: np.random.Generator) -> Molecule:
-    """A ring of five or six atoms with branches of up to twelve more."""
+    """Return a ring of five or six atoms with branches of up to twelve more."""
     ring, branch = int(rng.integers(5, 7)), int(rng.integers(5, 13))
     kinds = rng.choice(4, ring + branch, p=[0.66, 0.16, 0.12, 0.06])
     bonds = [(i, (i + 1) % ring) for i in range(ring)]
@@ -34,12 +34,12 @@ def molecule(rng: np.random.Generator) -> Molecule:
 
 
 def more_nitrogen(kinds: np.ndarray) -> bool:
-    """The property that the labs predict."""
+    """Whether a molecule has the property that the labs predict."""
     return bool((kinds == ATOMS.index("N")).sum() > (kinds == ATOMS.index("O")).sum())
 
 
 def measured(name: str, rng: np.random.Generator) -> GraphSet:
-    """A lab's molecules: half of them have more nitrogen than oxygen."""
+    """Return a lab's molecules, half of which have more nitrogen than oxygen."""
     found: tuple[list[Molecule], list[Molecule]] = ([], [])
     while min(map(len, found)) < MOLECULES // 2:
         new = molecule(rng)
@@ -61,7 +61,7 @@ def measured(name: str, rng: np.random.Generator) -> GraphSet:
 
 
 def main() -> None:
-    """Train separately, together, and together in clusters. Print a table."""
+    """Train locally, together, and together in clusters, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)

@@ -19,13 +19,13 @@ ACCOUNTS_PER_BANK, TRANSFERS = 80, 600
 # Mean of (age in years, log10 of the balance, payments a day) for each kind; all have spread 1.
 MEANS = np.array([[2.6, 3.4, 0.9], [3.2, 3.9, 1.7], [1.9, 3.3, 1.6]])
 CHANNELS = {"private": (0.6, 0.3, 0.1), "shop": (0.2, 0.3, 0.5), "mule": (0.6, 0.3, 0.1)}
-# How often a kind pays each kind.
+# Probability that a kind (row) pays each kind (column).
 PAYS = np.array([[0.80, 0.15, 0.05], [0.15, 0.80, 0.05], [0.05, 0.10, 0.85]])
 INSIDE = 0.85  # share of transfers that stay inside one bank
 
 
 def accounts(rng: np.random.Generator) -> list[dict[str, object]]:
-    """One row for each account, bank by bank."""
+    """Return one row for each account, bank by bank."""
     rows: list[dict[str, object]] = []
     for bank, shares in BANKS.items():
         for number in range(ACCOUNTS_PER_BANK):
@@ -46,7 +46,7 @@ def accounts(rng: np.random.Generator) -> list[dict[str, object]]:
 
 
 def transfers(rng: np.random.Generator, rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """One row for each transfer, to an account of a kind that the payer's kind likes to pay."""
+    """Return one row for each transfer. The payer's kind decides the payee's kind."""
     bank = np.array([row["bank"] for row in rows])
     kind = np.array([KINDS.index(str(row["kind"])) for row in rows])
     found: list[dict[str, object]] = []

@@ -9,7 +9,7 @@ from atoll.experiment.config import make_config
 
 
 def made_up(present: np.ndarray, absent: np.ndarray, train: np.ndarray) -> Contribution:
-    """Two clients; confusion counts (C, C) and training nodes (2, C) by hand."""
+    """Two clients with hand-made confusion counts (C, C) and training nodes (2, C)."""
     classes = train.shape[1]
     arms = [np.stack([counts, counts * 0])[None] for counts in (present, absent)]
     nothing = np.full((2, classes), np.nan)

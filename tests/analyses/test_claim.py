@@ -1,4 +1,4 @@
-"""What every checked claim has in common."""
+"""Common properties of all checked claims."""
 
 from __future__ import annotations
 

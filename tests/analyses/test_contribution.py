@@ -1,4 +1,4 @@
-"""What one client does to each class: a fair comparison, scored on everybody."""
+"""The effect of one client on each class: a fair comparison, scored on all clients."""
 
 from __future__ import annotations
 

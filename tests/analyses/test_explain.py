@@ -78,7 +78,7 @@ NETS = ("gcn", "sage", "gat")
 
 
 def write(path, first=0, last=SIZE):
-    """Node n2i is blank; its class is that of its only telling neighbour, n(2i+1)."""
+    """Node n2i is blank and has the class of its only informative neighbour, n(2i+1)."""
     rng, rows, ends = np.random.default_rng(0), [], []
     for i in range(first, last):
         sign = (i // 2) % 2

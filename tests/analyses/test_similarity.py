@@ -1,4 +1,4 @@
-"""What methods take for alike, beside the data, from saved runs."""
+"""Client similarity by methods and by data, from saved runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says that refuses its arguments."""
+"""The error of a command that refuses its arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def refusal(cli, *arguments: object) -> str:
-    """The one sentence on standard error; standard output is empty and no folder was made."""
+    """Return the only sentence on standard error. There is no output and no new folder."""
     result = cli(*arguments, code=2)
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")

@@ -1,4 +1,4 @@
-"""`atoll advise`: what it prints and writes, and how it refuses."""
+"""`atoll advise`: output, files and refusals."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ def test_a_damaged_checkpoint(cli, tmp_path: Path) -> None:
     )
 
 
-# Graphs that nobody can train on.
+# Graphs that cannot be used for training.
 
 
 def save(path: Path, x: object, y: object, edges: object = ((0, 1, 2, 3), (1, 2, 3, 0))) -> None:

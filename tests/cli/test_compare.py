@@ -1,4 +1,4 @@
-"""`atoll compare`: what it prints and writes, how it goes on, and every refusal in one sentence."""
+"""`atoll compare`: its output and files, its continuation, and every refusal in one sentence."""
 
 from __future__ import annotations
 

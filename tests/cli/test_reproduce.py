@@ -1,4 +1,4 @@
-"""`atoll reproduce`: what it lists, runs, writes and refuses."""
+"""`atoll reproduce`: lists, runs, files and refusals."""
 
 from __future__ import annotations
 

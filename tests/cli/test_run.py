@@ -161,7 +161,7 @@ def test_three_banks_by_column_and_by_themselves(cli, tmp_path: Path) -> None:
     options = ("--rounds", 3, "--json", "--quiet")
     named = cli("run", "--data", THREE_BANKS, "--partition", "column:bank", "--out", "a", *options)
     assert summary(named)["clients"] == 3
-    # The schema says who owns what, so nobody has to.
+    # The schema names the owners, so the command need not.
     alone = cli("run", "--data", THREE_BANKS, "--out", "b", *options)
     assert summary(alone)["partition"] == "column:bank"
     assert summary(alone)["metrics"] == summary(named)["metrics"]
@@ -183,7 +183,7 @@ def test_the_wrong_number_of_clients_for_a_column(cli) -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
-    """A folder per client, one of them with an edge to nobody."""
+    """A folder per client, one of them with an edge to an unknown node."""
     for number, client in enumerate(("ann", "bob", "cy")):
         home = tmp_path / "mine" / client
         home.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A study's progress: how long the rest takes, and a line now and then without a terminal."""
+"""A study's progress: the time left, and occasional lines without a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll tune` and `atoll watch`: what they print and write, and how they refuse."""
+"""`atoll tune` and `atoll watch`: output, files and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
     found = json.loads(more.stdout)
     assert found["methods"]["fedavg"]["trials"] == 4
     assert found["methods"]["fedprox"]["test"]["mean"] > 0
-    cli(*TUNE, "--out", "t", "--trials", 4, "--quiet")  # the same command goes on as well
+    cli(*TUNE, "--out", "t", "--trials", 4, "--quiet")  # the same command continues as well
 
 
 @pytest.mark.parametrize(

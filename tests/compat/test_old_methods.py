@@ -14,14 +14,14 @@ SMALL = ("--data", "lagoon:nodes=200", "--clients", 3, "--rounds", 1, "--set", "
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """A method's file is loaded once for a process; other tests may use its name."""
+    """Unload the method files, because other tests may use their names."""
     yield
     for name in ("fedmedian", "fedplain", "newer"):
         sys.modules.pop(name, None)
 
 
 def says(cli, file: str) -> str:
-    """What the command line prints instead of running the file."""
+    """Return the error that the command line prints instead of running the file."""
     found = cli("run", f"{OLD / file}", *SMALL, "--quiet", code=2).stderr
     assert "Traceback" not in found
     return " ".join(found.replace("│", " ").split())

@@ -33,7 +33,7 @@ def growing(graph: Graph) -> Graph:
 
 
 def disturbed(graph: Graph) -> Graph:
-    """Other features, labels and edges of test nodes; all else is the same."""
+    """Change only features, labels and edges of test nodes."""
     noise = torch.Generator().manual_seed(1)
     hidden, size = graph.test > 0, graph.num_nodes
     assert isinstance(graph.x, torch.Tensor)

@@ -1,9 +1,9 @@
-"""`check_method` catches what goes wrong in practice: one short method for each bug.
+"""`check_method` catches bugs that happen in practice: one short method for each bug.
 
-Not caught, because every engine agrees on it: aggregation with a wrong but consistent weight. A
+It cannot catch aggregation with a wrong but consistent weight, because all engines agree on it. A
 server that divides the sum of the participants' models by `clients.total` shrinks the model under
-partial participation, on all engines alike; only the method's golden numbers can tell. What
-`clients.total` breaks visibly (shapes, rows at wrong positions) is below.
+partial participation, on all engines. Only the golden numbers of the method detect this. The tests
+below cover visible faults of `clients.total` (shapes, rows at wrong positions).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def bug(says: str) -> Callable[[Any], Any]:
 
 
 def train(method: FedAvg, graph: Graph, model: Tree, state: Tree, key: Tensor, **more: Any) -> Any:
-    """What FedAvg does."""
+    """The steps of FedAvg."""
     extra = more.get("extra", lambda logits: 0.0)
 
     def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def test_the_method_that_the_bugs_are_planted_in_keeps_the_contract():
 
 
 class MeanOverClients(Function):
-    """Harmless on one client; with a client axis it gives everybody the mean."""
+    """A bug only with a client axis, where every client gets the mean."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -318,7 +318,7 @@ class AServerThatCannotBeStored(FedAvg):
 @bug(r"engines serial and fused disagree \(private states\): shapes \(13,\) and \(23,\)")
 @dataclass(frozen=True)
 class APrivateStateWithANodeAxis(FedAvg):
-    """In a program of many clients it is padded; such a step declares `vectorize=False`."""
+    """A state that is padded in a program of many clients. It needs `vectorize=False`."""
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> Any:

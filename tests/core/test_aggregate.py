@@ -155,7 +155,7 @@ KEY = make_key(0)
 
 @record
 class Memory:
-    """What `Momentum` keeps."""
+    """The state of `Momentum`."""
 
     velocity: object
     rounds: Tensor

@@ -1,4 +1,4 @@
-"""How steps see a client's data: the values and the option that stands for them."""
+"""Batching of a client's data: the values and their option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping and noise around a method: what may leave a client."""
+"""Clipping and noise around a method: the data that may leave a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epoch loop: one loss signature, the client's graph, and a sentence for whoever lacks them."""
+"""The epoch loop: one loss signature, the client's graph, and an error if either is missing."""
 
 from __future__ import annotations
 

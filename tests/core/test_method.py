@@ -1,4 +1,4 @@
-"""Steps: what a decorator leaves in a class, and the type that `clients.map` returns."""
+"""Steps: the effect of the decorator on a class, and the type that `clients.map` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mini-batches: whole graphs, every one once, the same whoever numbers the nodes."""
+"""Mini-batches: whole graphs, each exactly once, independent of the node order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_batch_is_the_graph_that_its_graphs_would_make_alone(sparse, chosen):
         assert torch.equal(cut.ids[cut.root], graph.ids[graph.root[nodes]])
         for name in ("y", "train", "val", "test", "real"):
             assert torch.equal(getattr(cut, name), getattr(graph, name)[nodes])
-        # The views of what was cut are what is cut of the views, in every entry and order.
+        # Views of the cut graph equal the cut views of the graph, in every entry and order.
         again = with_views(replace(cut, views={}), NET.views)
         for name, view in cut.views.items():
             torch.testing.assert_close(dense(view), dense(again.views[name]))

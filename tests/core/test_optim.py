@@ -1,4 +1,4 @@
-"""Functional optimizers against `torch.optim`, alone and for many clients at once."""
+"""Functional optimizers against `torch.optim`, for one client and for many at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that never leave a client: split off, kept, joined again; nothing changes without any."""
+"""Layers that never leave a client: split, kept and joined. Without them nothing changes."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def test_dropout_keeps_the_expectation(rate, dtype):
 @pytest.mark.parametrize("rate", [0.3, 0.5])
 @pytest.mark.parametrize("lag", [(0, 1), (0, 2), (1, 0), (1, 1), (16, 0)])
 def test_neighbouring_entries_are_dropped_independently(lag, rate):
-    """One hash decides about two entries; they must not know of each other."""
+    """Entries that share one hash must be independent."""
     down, right = lag
     kept = (dropout(torch.ones(256, 256), KEY, torch.arange(256), rate) != 0).float()
     # Every other column begins a hash: the pair inside of one, and the pair across two.

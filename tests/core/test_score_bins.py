@@ -1,4 +1,4 @@
-"""Bins of scores: every score is in the bin whose edges enclose it, whoever counts it."""
+"""Bins of scores: every score is in the bin whose edges enclose it, at every counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of hyper-parameters: which values they hold, and how they print."""
+"""Ranges of hyper-parameters: their values and their text."""
 
 from __future__ import annotations
 

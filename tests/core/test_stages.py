@@ -1,4 +1,4 @@
-"""Graphs that grow: what is there in each stage."""
+"""Graphs that grow: the nodes and edges of each stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: what they predict, what they minimise and how they score; a new one is one class."""
+"""Tasks: targets, loss and scores. A new task is one class."""
 
 from __future__ import annotations
 

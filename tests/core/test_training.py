@@ -1,4 +1,4 @@
-"""What methods share: averaging with nothing declared, bent gradients, and numbers of pairs."""
+"""Shared parts of methods: default averaging, changed gradients, and numbers of pairs."""
 
 from __future__ import annotations
 

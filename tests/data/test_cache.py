@@ -1,4 +1,4 @@
-"""The cache on disk: what it keeps, when it does not trust itself, and what never gets there."""
+"""The disk cache: its entries, distrusted entries, and data that it never stores."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""From a graph to a federation: induced edges only, every node's things follow it, bad clients."""
+"""From a graph to a federation: induced edges, attributes of nodes, and bad clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kind of heterogeneity alone: what every client keeps, and what is drawn."""
+"""Only one kind of heterogeneity: the parts that clients keep, and the random parts."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ DISJOINT = [name for name in NODE_PARTITIONS if name not in {"metis-overlap", "c
 
 
 def random_source(rng: np.random.Generator) -> Source:
-    """1 to 120 nodes; from no edge to dense, directed, with self-loops, repeats, unknown labels."""
+    """1 to 120 nodes, from no edge to dense, directed, with self-loops, repeats, unknown labels."""
     nodes = int(rng.integers(1, 121))
     edges = rng.integers(0, nodes, size=(2, int(nodes * rng.choice([0, 0.3, 1, 3, 10]))))
     classes = int(rng.integers(1, 6))

@@ -26,7 +26,7 @@ def cora_source(real_data) -> Source:
 
 
 def labelled(y: np.ndarray, roles: np.ndarray | None = None) -> Source:
-    """A graph without edges: splits read labels alone."""
+    """A graph without edges, because splits read only labels."""
     none = np.empty((2, 0), dtype=np.int64)
     return Source(
         "labels",

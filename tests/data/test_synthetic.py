@@ -1,4 +1,4 @@
-"""The built-in data: deterministic, and every knob does what it says."""
+"""The built-in data: deterministic, and every option has its effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def label_spread(source: Source) -> float:
 
 
 def nearest_mean_accuracy(source: Source) -> float:
-    """How well words alone give the field away."""
+    """The accuracy of predicting the field from words only."""
     x = source.x.toarray()
     means = np.stack([x[source.y == c].mean(0) for c in range(source.classes)])
     return float(((x @ means.T - (means**2).sum(1) / 2).argmax(1) == source.y).mean())

@@ -10,7 +10,7 @@ from atoll.data.source import GraphSet
 def toy_set(
     graphs: int, features: int = 4, classes: int = 2, seed: int = 0, name: str = "toys"
 ) -> GraphSet:
-    """Cycles of 3 to 7 nodes; the class decides the mean feature."""
+    """Cycles of 3 to 7 nodes, with a mean feature that depends on the class."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(3, 8, graphs)
     ptr = np.concatenate([[0], np.cumsum(sizes)])

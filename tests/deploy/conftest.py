@@ -25,7 +25,7 @@ Tamper = Callable[[str, Packet, Packet], Packet | None]
 
 
 class LocalFleet:
-    """Sites in this process; a tamper may change or swallow what they answer."""
+    """Sites in this process, whose answers a tamper may change or drop."""
 
     def __init__(self, sites: Mapping[str, Site], tamper: Tamper | None = None) -> None:
         self.all, self.tamper = dict(sites), tamper

@@ -49,7 +49,7 @@ ATTEMPTS = itertools.count()
 
 
 def ask(site, message, *, key=77, round=0, run="r-0", **change):
-    """A question, each in an attempt of its own: private states of others do not count."""
+    """A question in a separate attempt, because private states of other attempts do not count."""
     head = {"do": "step", "run": run, "owner": "method", "step": "train", "flags": {},
             "round": round, "attempt": str(next(ATTEMPTS)), "state": -2, "key": key,
             **change}  # fmt: skip

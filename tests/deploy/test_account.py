@@ -1,4 +1,4 @@
-"""What left a site, counted from its audit log."""
+"""The releases of a site, counted from its audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites with tables of their own agree on one encoder; owners decide what they tell for it."""
+"""Sites with their own tables agree on one encoder. Owners decide what they send for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DP = {"clip": 1.0, "noise": 1.0}
 
 
 def hospital(path: Path, number: int, schema: str = "", rows: int = 24) -> Path:
-    """The tables of one hospital; only the second has sex = x, in six rows."""
+    """The tables of one hospital, of which only the second has sex = x, in six rows."""
     lines = []
     for i in range(rows):
         sex = "x" if number == 1 and i % 4 == 0 else "fm"[i % 2]

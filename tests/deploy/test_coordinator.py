@@ -101,7 +101,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(name, make_room)
         room, left = make_room(federation, f"killed-{moment}"), itertools.count()
 
         def kill(site, question, answer, moment=moment, left=left):
-            # The site has answered, and written its state; the server never hears of it.
+            # The site has answered and written its state, but the server never receives the answer.
             if question.head["do"] == "step" and next(left) == moment:
                 raise Killed
             return answer
@@ -379,7 +379,7 @@ def test_nobody_may_be_missing_at_the_start(make_room):
 
 
 def owners(room, tables, folder, *columns):
-    """Two owners with tables of their own; the second has no node of class y."""
+    """Two owners with their own tables, of whom the second has no node of class y."""
     classes = ["x", "y", "z"]
     wanted = zip(("xyz", "xz"), columns, strict=True)
     paths = [tables(folder / str(i), *one) for i, one in enumerate(wanted)]
@@ -558,7 +558,7 @@ def test_a_second_job_of_a_run_is_refused(make_room, monkeypatch):
 
 
 def poison(site, question, answer):
-    """One site's update of round 1 is large but passes; training on the mean of it diverges."""
+    """One site's update of round 1 is large but accepted, and training on the mean diverges."""
     if question.head.get("step") != "train":
         return answer
     if max(float(leaf.abs().max()) for leaf in leaves(decode(question.body))) > 100:

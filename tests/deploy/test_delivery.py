@@ -1,4 +1,4 @@
-"""The model of a run at its sites: who gets what, and what a site refuses."""
+"""Delivery of a run's model: the receivers, and deliveries that a site refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of packets: types, lengths, and what of them reaches a log."""
+"""Heads of packets: types, lengths, and the values that reach a log."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_no_process_outlives_its_block(tmp_path):
         while len(processes.alive()) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         assert len(processes.alive()) == 2
-        # The parent is killed; the child goes on, and is found by the mark that it inherited.
+        # The parent is killed. The child continues, and its inherited mark identifies it.
         processes.started["parent"].kill()
         processes.started["parent"].wait()
         assert len(processes.alive()) == 1

@@ -1,8 +1,8 @@
-"""A site that lies, fails or dies in many ways: the run ends with its numbers or without its part.
+"""A site that lies, fails or dies in many ways: the run ends with or without its contribution.
 
-Every behaviour is tried with four sites, of which two are enough. The run always reaches its last
-round. Where the lie is found out, the server's numbers are those of a run in which the site took no
-part from that round on; where it is plausible, the site counts as any other.
+Every test has four sites and a quorum of two. The run always reaches its last round. If the server
+detects the lie, its numbers equal a run without the site from that round on. If the lie is
+plausible, the site counts like any other.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def test_a_site_alone_in_a_round_cannot_take_all_weight_away(value, dp, make_roo
 
 @pytest.mark.parametrize("value", [89.0, -100.0])
 def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room):
-    """The server of FedIIH makes one model for each site; that of the liar is no number."""
+    """The server of FedIIH makes one model for each site. The liar's model is not finite."""
     room = make_room(small_federation())
 
     def lie(reply):
@@ -210,7 +210,7 @@ def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room):
 
 
 def test_a_site_alone_in_a_round_drives_no_honest_site_out(make_room):
-    """It sends the largest number that is plausible for its own size; the others are smaller."""
+    """A site sends the largest plausible number for its size, and the other sites are smaller."""
     room = make_room(small_federation())
     lie = tell("train", body(model(set_all(2.1e7))), first=0)
     room.run(room.order("fedavg", rounds=8, fraction=0.25, set=SMALL), room.fleet(lie))
@@ -243,7 +243,7 @@ PLAUSIBLE = {
 
 @pytest.mark.parametrize("lie", PLAUSIBLE)
 def test_a_plausible_lie_moves_the_model_as_far_as_an_honest_update_may(lie, make_room):
-    """No server can know such a lie; the result stays finite and of an honest size."""
+    """No server can detect such a lie, but the result stays finite and of normal size."""
     federation = small_federation()
     room = make_room(federation)
     room.run(
@@ -257,7 +257,7 @@ def test_a_plausible_lie_moves_the_model_as_far_as_an_honest_update_may(lie, mak
 
 
 def test_the_reply_of_another_site_or_round_counts_as_its_own(make_room):
-    """A copy is plausible; its weight is checked against the data of the site that sends it."""
+    """A copy is plausible. The server checks its weight against the sender's data."""
     room, seen = make_room(small_federation()), {}
 
     def tamper(site, question, answer):

@@ -1,4 +1,4 @@
-"""An owner's policy: what it refuses, and files that cannot be used."""
+"""An owner's policy: refused runs, and unusable files."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_policy_counts_for_the_method_inside_a_plug(policy, base, problem, tmp
 
 def test_a_server_cannot_have_a_site_open_its_files(tmp_path):
     one = site(tmp_path)
-    federation = tmp_path / "other.atoll"  # opened, it would be told from one that is not there
+    federation = tmp_path / "other.atoll"  # opening it would reveal that it exists
     config = config_text(make_config(method="fedavg", rounds=1)).replace(
         'data = "lagoon"', f'data = "{federation}"'
     )
@@ -213,7 +213,7 @@ def test_jobs_at_the_same_time_share_one_budget(tmp_path):
 
 @pytest.mark.parametrize("between", ["a refused packet", "an update that is not finite", "hello"])
 def test_a_note_between_two_jobs_hides_no_release(between, tmp_path):
-    """Each note of a job reads the end of the log; the releases before it still count."""
+    """Each note of a job reads only the end of the log, but earlier releases still count."""
     policy = Policy(epsilon=epsilon(2 * release(NOISE), 1e-5) + 1e-6)
     one = make_site(tmp_path, policy)
     two = Site(one.data, policy, one.folder)

@@ -17,7 +17,7 @@ STEP = Packet({"do": "step", "run": "r", "step": "train", "round": 3}, b"")
 
 @pytest.fixture
 def blocked(monkeypatch):
-    """A watched site whose answers wait for an event; `ended` stands for the process's end."""
+    """A watched site whose answers wait for an event. `ended` simulates the process's end."""
     go, ended = threading.Event(), threading.Event()
 
     def make(folder, policy):

@@ -1,4 +1,4 @@
-"""No end of a process renews the work that an owner allows."""
+"""A restarted process does not reset the work that an owner allows."""
 
 from __future__ import annotations
 

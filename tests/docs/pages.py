@@ -1,11 +1,11 @@
 """The documentation as the tests read it: pages, their fenced blocks, and the commands in them.
 
-A page is run from top to bottom in a folder of its own: Python blocks share one namespace, a block
-with a title (```csv title="nodes.csv") is a file, `$ ...` of a console is a command, and the lines
-below it are what it must print. A comment on the line before a block changes that:
+A page runs from top to bottom in its own folder. Python blocks share one namespace. A block with a
+title (```csv title="nodes.csv") is a file. `$ ...` of a console is a command, and the next lines
+are its expected output. A comment on the line before a block changes that:
 
-    <!-- not run: needs Cora -->       it is only checked that the commands could be given
-    <!-- run with: --rounds 30 -->     more options, which win over those of the page
+    <!-- not run: needs Cora -->       only check that the command line is valid
+    <!-- run with: --rounds 30 -->     more options, which override the page's options
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def words_of(command: str) -> list[str]:
 
 
 def parse(words: list[str]) -> click.Context | None:
-    """What click makes of a command line, without doing anything; None if it is for others."""
+    """Parse a command line without running it. Return None for other programs."""
     for start, program in PROGRAMS.items():
         if tuple(words[: len(start)]) == start:
             return _parse(program, words[len(start) :])

@@ -1,4 +1,4 @@
-"""A table goes on where it is: what it has is neither run again nor lost."""
+"""A table grows: its values are neither run again nor lost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_runs_come_before_what_is_known_and_nothing_known_is_lost(tmp_path: Path
 
 def test_a_file_that_is_no_such_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(click.ClickException, match="other columns"):
+    with pytest.raises(click.ClickException, match="does not have the columns"):
         read_table(tmp_path / "t.csv")
 
 

@@ -1,4 +1,4 @@
-"""What papers tuned is chosen on validation scores, stage by stage, and continues where it was."""
+"""Tuning of the papers' tables on validation scores, stage by stage, with continuation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the papers' figures says what the CSV files beside its pictures say."""
+"""The page of the papers' figures agrees with the CSV files of its pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation shows works: pages are run, commands checked, links followed."""
+"""The documentation works: the tests run pages, check commands and follow links."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHERS = ("tensorboard", "docker", "nvflare", "sudo")
 
 
 class Reader:
-    """Does what a page says, block by block, in a folder of its own."""
+    """Runs the blocks of a page in its own folder."""
 
     def __init__(self, page: Path, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ def is_example(words: list[str]) -> bool:
 
 
 def small(words: list[str]) -> list[str]:
-    """The command with few rounds and seeds; the last of equal options counts."""
+    """Return the command with few rounds and seeds. The last of equal options counts."""
     context = parse(words)
     assert context is not None
     if context.params.get("resume_from"):
@@ -177,7 +177,7 @@ def check_names(context: click.Context) -> None:
 
 
 def listed(value: Any) -> list[str]:
-    """Names that an option holds: one, several, or several with commas; none where it is a path."""
+    """Return the names in an option: one, several or comma-separated, but no path."""
     values = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
     return [one for text in values for one in re.split(r",(?!\w+=)", text)]
 

@@ -62,7 +62,7 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
 
 
 def test_pages_ask_nobody_for_anything(site: Path) -> None:
-    """No fonts, scripts, styles or pictures from elsewhere; links are the reader's own business."""
+    """Pages load no fonts, scripts, styles or pictures from other hosts. Links may go there."""
     asked = re.compile(
         r'(?:src="|<link[^>]*href="|@import[^;]*|url\()["\']?(?:https?:)?//[^"\')\s>]+'
     )

@@ -36,7 +36,7 @@ def test_numbers_that_come_out_are_bold(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
-    assert "**Cora**, METIS, overlapping (accuracy; 2 of 3 come out):" in text
+    assert "**Cora**, METIS, overlapping (accuracy; 2 of 3 reproduced):" in text
     assert "| | 30 clients | 50 clients |" in text
     assert "| Local | 81.3 → **82.8 ± 0.3**, 80.0 ± 0.5 | 81.3 → 82.8 ± 0.3 |" in text
     assert "| GCFL | – | 70.0 → **75.0 ± 0.3** ~ |" in text  # within the printed spread
@@ -72,19 +72,19 @@ def test_a_change_of_a_recipe_is_counted_from_two_tables(tmp_path: Path) -> None
     lines = page.read_text().splitlines()
     rows = [line.split(" | ") for line in lines if line.startswith("| FedIIH |")]
     counts = {row[1]: [number.strip(" |") for number in row[3:]] for row in rows}
-    assert counts.pop("all of them") == ["4", "2", "2", "1", "1"]
+    assert counts.pop("all changes") == ["4", "2", "2", "1", "1"]
     found = {what.split()[0]: numbers for what, numbers in counts.items()}
     assert found["baselines:"] == ["2", "1", "1", "1", "1"]
     assert found["AdaFGL:"] == ["1", "1", "1", "0", "0"]
     assert all(row[2].strip() for row in rows[1:])  # which source it is
-    assert "| came out → come out | FedIIH |" in lines
+    assert "| reproduced before → now | FedIIH |" in lines
     assert [line for line in lines if " → 1 of 1 |" in line] == [
         "| Local | 0 → 1 of 1 |",
         "| AdaFGL | 1 → 1 of 1 |",
     ]
     done = CliRunner().invoke(tables_page, [*words[:-1], str(tmp_path / "none.csv")])
     assert done.exit_code == 1
-    assert "there is no table" in done.output
+    assert "no table" in done.output
 
 
 def test_the_summary_says_whose_numbers_come_out_and_who_is_first(tmp_path: Path) -> None:
@@ -100,15 +100,16 @@ def test_the_summary_says_whose_numbers_come_out_and_who_is_first(tmp_path: Path
     )
     text = made(tmp_path, rivals + own)
     facts = dict(re.findall(r"^\| (.+) \| ([^|]+) \|$", text, re.M))
-    assert facts["numbers of its method that come out"] == "1 of 1"
-    assert facts["of its variants"] == "0 of 1"
-    assert facts["of the baselines"] == "0 of 5"
-    assert facts["its method: mean distance from the print (with the sign)"] == "0.5 (+0.5)"
-    assert facts["the baselines"] == "5.0 (+5.0)"
-    assert facts["its method is first in print; mean lead"] == "1 of 1; +3.0"
-    assert facts["here"] == "0 of 1; -1.5"
-    assert facts["here, under `strict`"] == "1 of 1; +1.0"
-    assert facts["here behind the first by more than both spreads"] == "1 of 1"
+    assert facts["reproduced values of its method"] == "1 of 1"
+    assert facts["reproduced values of its variants"] == "0 of 1"
+    assert facts["reproduced values of the baselines"] == "0 of 5"
+    difference = "mean absolute (signed) difference"
+    assert facts[f"its method: {difference} from the published values"] == "0.5 (+0.5)"
+    assert facts[f"baselines: {difference}"] == "5.0 (+5.0)"
+    assert facts["its method is first in the paper; mean lead"] == "1 of 1; +3.0"
+    assert facts["its method is first in Atoll; mean lead"] == "0 of 1; -1.5"
+    assert facts["first in Atoll under `strict`; mean lead"] == "1 of 1; +1.0"
+    assert facts["its method is behind in Atoll by more than both spreads"] == "1 of 1"
 
 
 def test_what_clients_gain_stands_beside_their_accuracy(tmp_path: Path) -> None:
@@ -121,12 +122,12 @@ def test_what_clients_gain_stands_beside_their_accuracy(tmp_path: Path) -> None:
         f"{start},GCFL,ratio_improved,26,,gcfl,27,,5,cuda,0\n"
         f"{start},FedAvg,ratio_improved,26,,gcfl,28.0,,5,cuda,0\n",
     )
-    assert "all clients (accuracy, min gain, improved; 1 of 4 come out):" in text
+    assert "all clients (accuracy, min gain, improved; 1 of 4 reproduced):" in text
     assert "| | 30 clients, accuracy | 30 clients, min gain | 30 clients, improved |" in text
-    # The printed spread is one of clients, and widens nothing.
+    # The published spread is over clients, so it does not widen the tolerance.
     assert "| GCFL | 73.3 → 76.0 ± 0.9, 62.9 ± 1.3 | -4.6 → -12.9 | 26 → **27** |" in text
     assert "| FedAvg | – | – | 26 → 28 |" in text
-    assert "mean distance from the print (with the sign) | 2.7 (+2.7) |" in text
+    assert "mean absolute (signed) difference from the published values | 2.7 (+2.7) |" in text
 
 
 def test_the_picture_has_a_panel_for_each_paper(tmp_path: Path) -> None:

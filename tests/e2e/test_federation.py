@@ -54,7 +54,7 @@ def test_methods_equal_the_serial_run(method, settings, trial):
 
 @pytest.mark.federation
 def test_private_runs_over_the_network(trial):
-    """With noise from the seed it equals the simulation; with the sites' own it equals nothing."""
+    """A run equals the simulation with noise from the seed, but not with the sites' own noise."""
     dp = "clip=0.5,noise=0.2,delta=1e-6"
     told = f"{dp},scores=told,randomness=seed"
     run, _ = trial.start("fedavg", "--rounds", "3", *SMALL, "--dp", told)
@@ -112,7 +112,7 @@ def test_a_method_outside_the_policy_is_refused_in_one_sentence(trial):
 
 
 def without_certificate(port: int) -> bytes:
-    """What a server says to somebody who speaks TLS and shows no certificate."""
+    """Return the server's answer to a TLS client without a certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

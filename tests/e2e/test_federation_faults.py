@@ -1,4 +1,4 @@
-"""A site that sends bad data over the real network: it is named, left out, and the run goes on."""
+"""A site that sends bad data over the real network is named and excluded, and the run continues."""
 
 from __future__ import annotations
 

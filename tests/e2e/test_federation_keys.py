@@ -65,13 +65,13 @@ class Federation:
         return done.stdout
 
     def sites(self) -> dict[str, bool]:
-        """Which sites are connected; none while the server starts."""
+        """Return the connected sites, or nothing while the server starts."""
         command = [*ATOLL, "federate", "status", "--json", "--kit", str(self.kit("admin"))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         return {} if done.returncode else json.loads(done.stdout.splitlines()[-1])["sites"]
 
     def listens(self) -> bool:
-        """Whether the server can be reached; two servers share a port that is not yet bound."""
+        """Whether the server is reachable. Two servers can share a port until one binds it."""
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", about_kit(self.kit("server"))["port"])) == 0
 

@@ -82,7 +82,7 @@ def older(tmp_path: Path) -> Path:
 
 
 def delivered(demo: Demo) -> list[str]:
-    """The sites that have a model, once for each run; every model is verified by the command."""
+    """Return the sites with a model, once for each run, and verify every model."""
     found = []
     for site in demo.sites:
         for model in demo.kits[site].glob("atoll/runs/*/model"):
@@ -148,7 +148,7 @@ def events(kit: Path, logs: str = "atoll/runs/*/audit.jsonl") -> list[dict[str, 
 
 
 def test_a_server_is_restored_from_a_copy_of_its_kit(tmp_path):
-    """The machine of the server is lost in the middle of a run; its copy continues elsewhere."""
+    """The server's machine is lost during a run, and a copy continues elsewhere."""
     federation, folder = lagoon(), tmp_path / "trial"
     folder.mkdir()
     with Demo(federation, folder / "fed") as demo:

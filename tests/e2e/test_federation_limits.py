@@ -1,4 +1,4 @@
-"""A site whose owner allows less work than a run needs: it is left out, and stays connected."""
+"""A site whose owner allows less work than a run needs is excluded and stays connected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites that share nothing but a wire: what crosses it is what the ledger says."""
+"""Sites that share only a network link: its traffic equals the ledger."""
 
 from __future__ import annotations
 

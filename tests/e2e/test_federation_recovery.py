@@ -16,7 +16,7 @@ from tests.e2e.trial import ATOLL, CLIENTS, ROUNDS, begun, lagoon, serial
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
-    """What an undisturbed run gives."""
+    """The result of an undisturbed run."""
     return serial("fedath", lagoon(), rounds=ROUNDS)
 
 

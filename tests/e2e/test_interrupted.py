@@ -20,7 +20,7 @@ OPTIONS = {"data": "lagoon:nodes=150", "clients": 3, "rounds": ROUNDS, "seeds": 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, left alone."""
+    """The same run without an interruption."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     subprocess.run(command(folder), timeout=120, check=True)
     return folder

@@ -46,7 +46,7 @@ def events(folder: Path) -> list[dict[str, str]]:
 def stop(
     arguments: list[str], folder: Path, number: int, begun: int, delay: float
 ) -> tuple[int, str]:
-    """Start a study, wait until so many cells have begun, wait a little, send a signal.
+    """Start a study, wait until a number of cells have started, wait a little, send a signal.
 
     Ctrl-C is heard by all processes of a terminal; a kill is for one.
     """
@@ -102,7 +102,7 @@ def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path, jobs: str) 
         f"stopped; {done} of {CELLS} cells are finished, and the study is saved in {folder}; "
         f"continue with: atoll compare --resume {folder}"
     )
-    finish([*STUDY, str(folder)])  # the same command goes on, too
+    finish([*STUDY, str(folder)])  # the same command continues, too
     assert table(folder) == table(uninterrupted)
     for cell in (folder / "cells").iterdir():
         own = [event["event"] for event in events(folder) if event["cell"] == cell.name]

@@ -50,4 +50,4 @@ def test_a_killed_tuning_is_seen_as_such_and_ends_with_the_same_choice(tmp_path:
     assert one.methods["fedprox"].test["metrics"] == two.methods["fedprox"].test["metrics"]
     events = (tmp_path / "killed" / "events.jsonl").read_text().splitlines()
     begun = [e["cell"] for e in map(json.loads, events) if e["event"] == "begin"]
-    assert begun.count("fedprox-0000") == 1  # what was finished was not run again
+    assert begun.count("fedprox-0000") == 1  # a finished trial did not run again

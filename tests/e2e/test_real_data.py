@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 @pytest.fixture
 def run(real_data: Callable[[str], Path], tmp_path: Path) -> Callable[..., dict]:
-    """`atoll run` on a real data set; the saved result."""
+    """Run `atoll run` on a real data set and return the saved result."""
 
     def call(data: str, *arguments: object, code: int = 0) -> dict | str:
         root = real_data(plain_name(data))

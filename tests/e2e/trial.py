@@ -1,4 +1,4 @@
-"""A live federation on loopback, with its administrator's commands, for the tests beside it."""
+"""A live federation on loopback, with its administrator's commands, for the e2e tests."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Trial:
         self.wait(lambda: any(e.get("round", -1) >= number for e in self.events()[before:]))
 
     def status(self) -> dict[str, Any]:
-        """What `atoll federate status` says; empty if it fails."""
+        """Return the output of `atoll federate status`, or nothing if it fails."""
         words = [*ATOLL, "federate", "status", "--kit", str(self.demo.kits["admin"]), "--json"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
@@ -148,7 +148,7 @@ finally:
 
 
 def submit_evil(trial: Trial, kind: str, witness: Path) -> str:
-    """Submit a job that has sites load another class, or code that writes a file; how it ends."""
+    """Submit a job with another class or with code that writes a file, and return its end."""
     demo = trial.demo
     order = Order(
         run=f"evil-{kind}", config=config_text(make_config(rounds=1)), sites=demo.sites, quorum=1

@@ -1,4 +1,4 @@
-"""One registry of engines; a name, or a factory that a user wrote, becomes an engine."""
+"""The registry of engines: a name or a user's factory becomes an engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Configured:
-    """An engine object with an option; it is called for every run."""
+    """An engine factory with an option, called for every run."""
 
     engine: type = Halves
 

@@ -1,4 +1,4 @@
-"""Rounds, participants and keys; and a run that diverges names client, step and round."""
+"""Rounds, participants and keys. A diverged run names client, step and round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes: trees go through unchanged, and nothing but a tree comes out."""
+"""Encoding: trees survive unchanged, and decoding returns only trees."""
 
 from __future__ import annotations
 

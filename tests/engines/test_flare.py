@@ -1,4 +1,4 @@
-"""Packets as FLARE carries them; tests/deploy runs whole federations over it."""
+"""Packets in FLARE's format. tests/deploy runs complete federations over FLARE."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_reply_that_cannot_be_read_fails_only_its_site() -> None:
 def test_a_model_that_is_not_finite_names_the_sites_it_came_from(
     trained: list[int], error: type[Exception], says: str, each: bool
 ) -> None:
-    """No site gets it: each would refuse it, and be left out in the place of the site that lies."""
+    """No site gets it, because each would refuse it and be excluded instead of the liar."""
     fleet = Local()
     remote, keys = engine(fleet, []), fold(make_key(0), torch.arange(len(fleet.names)))
     remote.run(METHOD.train, trained, ToAll(NET.init(make_key(1))), keys[trained], 0)

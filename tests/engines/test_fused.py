@@ -357,7 +357,7 @@ def two_threads() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Threads:
-    """Says on which thread it ran, with how many of its own; one client fails if asked to."""
+    """Reports its thread and its number of torch threads. One client can fail on request."""
 
     fails: bool = False
 

@@ -81,7 +81,7 @@ def engine(kit="/nowhere", *running):
 
 
 def ask(processors, topic, body, meta=META, job=NUMBER, there=None, **heads):
-    """The answer of a site's gate; None where FLARE gets the request."""
+    """Return the answer of a site's gate, or None if FLARE gets the request."""
     SiteGate()
     (gate,) = [one for one in processors if one.get_topics() == [topic]]
     gate.inner = SimpleNamespace(process=lambda req, app_ctx: None, get_topics=lambda: [topic])

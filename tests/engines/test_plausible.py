@@ -1,4 +1,4 @@
-"""Which values of a reply can come from honest training on the data that a site declared."""
+"""Values of a reply that honest training on a site's declared data can produce."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_site_alone_is_compared_with_what_others_sent_before() -> None:
 
 
 def test_one_or_two_earlier_sites_decide_about_nobody() -> None:
-    """Else a liar that is alone first and sends nothing would drive every honest site out."""
+    """Otherwise a liar that is first and sends zeros would exclude every honest site."""
     assert too_long({"a": (4.0, 3.0)}, 100, {"liar": 0.0}) == {}
     assert too_long({"a": (4.0, 3.0)}, 100, {"liar": 0.0, "b": 0.0}) == {}
 

@@ -1,4 +1,4 @@
-"""What the fused engine keeps: private states in stacks, recorded steps, derived trees."""
+"""The cache of the fused engine: stacked private states, recorded steps, derived trees."""
 
 from __future__ import annotations
 

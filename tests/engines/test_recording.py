@@ -1,4 +1,4 @@
-"""What is recorded gives, replayed with other inputs, what the function gives."""
+"""A recording replayed with other inputs equals the function on these inputs."""
 
 from __future__ import annotations
 

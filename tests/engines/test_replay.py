@@ -1,4 +1,4 @@
-"""Rounds that are recorded and replayed; the contract compares their numbers for every method."""
+"""Recorded and replayed rounds. The contract compares their numbers for every method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.nn import GCN, NETS
 from atoll.testing import CLASSES, FEATURES, small_federation
 
 WHOLE = set(METHODS) - {"fedtad"}
-"""Methods whose rounds are recorded whole; FedTAD's are on a GPU alone, where it never counts."""
+"""Methods whose complete rounds are recorded. FedTAD counts edges except on a GPU."""
 
 
 def experiment(method=None, **options) -> Experiment:

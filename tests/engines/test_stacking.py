@@ -1,4 +1,4 @@
-"""Graphs of different size become one; the padding stands for nothing."""
+"""Graphs of different size become one graph, and the padding has no effect."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_probes_of_a_federation_of_graphs_hold_every_class_and_share_no_own_laye
 
 
 def test_one_thread_gives_the_bits_of_a_site(tmp_path, monkeypatch):
-    """As docs/federation.md says; with more threads torch adds long sums up in another order."""
+    """One thread, as in docs/federation.md, because more threads change the order of sums."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     data = ("--data", "lagoon:nodes=2000", "--clients", "2", "--rounds", "2", "--quiet")
     for engine, threads in {"serial": {"OMP_NUM_THREADS": "1"}, "wire": environment("t")}.items():

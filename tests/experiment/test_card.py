@@ -1,4 +1,4 @@
-"""The card of a model says what its files know."""
+"""The card of a model agrees with the model's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration: every choice named, saved, printed and read back the same; mistakes refused."""
+"""Configuration: every option is saved, printed and read back, and mistakes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished run gets more rounds, and is the run that had them from the start."""
+"""A finished run with more rounds equals a run that had them from the start."""
 
 from __future__ import annotations
 

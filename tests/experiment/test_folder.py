@@ -1,4 +1,4 @@
-"""A finished run is read back from its folder alone."""
+"""A finished run is read from its folder only."""
 
 import shutil
 

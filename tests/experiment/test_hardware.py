@@ -1,4 +1,4 @@
-"""The machine: what a run asks of it, and leaves unchanged."""
+"""The hardware settings that a run changes and restores."""
 
 from __future__ import annotations
 

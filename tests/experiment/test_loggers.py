@@ -1,4 +1,4 @@
-"""Numbers for other tools: what TensorBoard and MLflow get is what the result says."""
+"""Numbers for other tools: TensorBoard and MLflow receive the numbers of the result."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Param(NamedTuple):
 
 
 class FakeClient:
-    """Remembers, in the place of MLflow, what it is told; one store for each address."""
+    """A fake MLflow client that records its calls, in one store per address."""
 
     stores: ClassVar[dict[str, dict]] = defaultdict(dict)
 
@@ -150,7 +150,7 @@ def fake_mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeClient]]:
 def test_what_several_processes_would_make_is_made_before(
     fake_mlflow: type[FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    share_logs(["mlflow", "tensorboard"])  # each run has a file of its own
+    share_logs(["mlflow", "tensorboard"])  # each run has its own file
     assert not fake_mlflow.stores
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///shared.db")
     for _ in range(2):

@@ -79,7 +79,7 @@ def test_a_client_without_nodes_has_no_score_rather_than_a_perfect_one():
 
 
 def test_scores_by_hand():
-    # Three of class 0, one taken for 1; one of class 1, right; nobody of class 2, guessed once.
+    # Class 0: two right, one taken for 1. Class 1: one right, one taken for 2. Class 2: none.
     scores = from_confusion(np.array([[2, 1, 0], [0, 1, 1], [0, 0, 0]]))
     f1 = [4 / 5, 2 / 4, 0.0]
     assert scores["accuracy"] == pytest.approx(3 / 5)
@@ -138,7 +138,7 @@ def test_one_value_has_no_spread():
 
 @dataclass(frozen=True)
 class Reader:
-    """Predicts what stands in the features."""
+    """Predicts the values in the features."""
 
     def predict(self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None) -> Any:
         return graph.x * message if key is None else graph.x * 0

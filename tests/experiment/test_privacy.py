@@ -1,4 +1,4 @@
-"""The account: what a differentially private run is worth, and who says so."""
+"""Privacy accounting: the guarantee of a differentially private run, and its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem is resolved once; runs share its federations; clients of one class are pointed out."""
+"""A problem is resolved once, runs share its federations, and single-class clients are named."""
 
 from __future__ import annotations
 

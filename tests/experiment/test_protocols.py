@@ -1,4 +1,4 @@
-"""Protocols: which data they are for, and what they fix."""
+"""Protocols: their data, and the options that they fix."""
 
 from __future__ import annotations
 

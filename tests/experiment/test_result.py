@@ -27,7 +27,7 @@ NAN = float("nan")
 def history(
     val: list[list[float]], test: list[list[float]], local: list[list[float]] | None = None
 ) -> History:
-    """Accuracies by round and client; client 0 has 10 test nodes, client 1 has 30."""
+    """Accuracies by round and client, with 10 test nodes at client 0 and 30 at client 1."""
     rounds, clients = np.array(val).shape
 
     def scores(val_: list[list[float]], test_: list[list[float]]) -> list[np.ndarray]:

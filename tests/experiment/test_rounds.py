@@ -1,4 +1,4 @@
-"""Rounds of one experiment: which scores they write down, and what they cost."""
+"""Rounds of one experiment: their recorded scores and their cost."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def method(federation) -> FedAvg:
 
 
 def seconds_of(clients: int) -> float:
-    """CPU seconds of dividing, preparing, training and scoring; the better of two."""
+    """The better CPU seconds of two runs: partition, preparation, training and scoring."""
     found = []
     for _ in range(2):
         start = time.process_time()

@@ -475,7 +475,7 @@ def test_what_was_saved_before_a_divergence_stays(tmp_path: Path) -> None:
 
 
 def rings(graphs: int, features: int, seed: int, name: str = "rings") -> GraphSet:
-    """Cycles (class 0) and stars (class 1), which degrees tell apart; features say nothing."""
+    """Cycles (class 0) and stars (class 1), which differ in degrees but not in features."""
     rng = np.random.default_rng(seed)
     sizes, y = rng.integers(5, 9, graphs), rng.permutation(np.arange(graphs) % 2)
     ptr = np.concatenate([[0], np.cumsum(sizes)])

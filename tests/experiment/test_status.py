@@ -77,7 +77,7 @@ def test_a_killed_run_is_not_called_running(stopped: Path) -> None:
                           capture_output=True, text=True, check=True)  # fmt: skip
     says(stopped, state="running", pid=int(dead.stdout))
     assert StatusReader(stopped).read().gone
-    # Elsewhere nobody can ask for the process; the time since the last sign is all there is.
+    # On another host the process cannot be checked; only the last sign of life is known.
     says(stopped, host="elsewhere")
     assert StatusReader(stopped).read().silent is None
     old = time.time() - 180

@@ -1,4 +1,4 @@
-"""Several seeds in one program give what they give one by one."""
+"""Several seeds in one program give the numbers of separate runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds: each rule finds what a search through all thresholds of scikit-learn finds."""
+"""Thresholds: each rule equals a search through all thresholds of scikit-learn."""
 
 from __future__ import annotations
 

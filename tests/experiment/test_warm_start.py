@@ -1,4 +1,4 @@
-"""A server starts from the models of an earlier run, where they fit."""
+"""A server starts from the models of an earlier run if they fit."""
 
 from __future__ import annotations
 

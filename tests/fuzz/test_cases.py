@@ -1,4 +1,4 @@
-"""A short run of the fuzz target, with fixed inputs; `python -m fuzz.packets` runs a long one."""
+"""A short run of the fuzz target with fixed inputs. `python -m fuzz.packets` runs longer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from atoll.testing import double_precision, relabelled, small_federation
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-    # Torch warns in a thread of its own that it sets up cuBLAS there, and stumbles over an error.
+    # Torch warns in a separate thread that it sets up cuBLAS there, and fails if that is an error.
     pytest.mark.filterwarnings("default"),
 ]
 
@@ -192,7 +192,7 @@ def test_training_scores_that_are_due_now_and_then() -> None:
 
 @dataclass(frozen=True)
 class CountsInMainMemory(METHODS["fedavg"]):
-    """Keeps a number beside the GPU."""
+    """Keeps a number outside the GPU."""
 
     def init(self, clients):
         return {"model": super().init(clients), "count": torch.zeros(())}

@@ -1,4 +1,4 @@
-"""What a GPU computes in one launch is what the CPU computes step by step."""
+"""A GPU kernel computes in one launch the CPU's result of several steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atoll.testing import small_federation
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-    # Torch warns in a thread of its own that it sets up cuBLAS there, and stumbles over an error.
+    # Torch warns in a separate thread that it sets up cuBLAS there, and fails if that is an error.
     pytest.mark.filterwarnings("default"),
 ]
 

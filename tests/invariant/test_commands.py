@@ -55,7 +55,7 @@ NOT_RESULTS = ("seconds", "out", "command", "commands", "folder", "environment")
 
 
 def machine() -> dict[str, str]:
-    """What the last digits depend on."""
+    """The processor and the version of torch, which decide the last digits."""
     lines = (
         Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
     )
@@ -68,7 +68,7 @@ def machine() -> dict[str, str]:
 
 
 def results(value: Any) -> Any:
-    """The answer without times and places; one seed has no spread."""
+    """Return the answer without times and paths. One seed has no spread."""
     if isinstance(value, dict):
         if len(value.get("per_seed", ())) == 1:
             value = {key: one for key, one in value.items() if key != "std"}
@@ -104,7 +104,7 @@ class StopAfter:
 
 
 def measured(name: str, folder: Path, real_data: Callable[[str], Path]) -> dict[str, Any]:
-    """What a command gives today."""
+    """The current output of a command."""
     words = [*COMMANDS[name], "--quiet", "--json"]
     for known in ("cora", "PROTEINS"):
         if known in words:

@@ -29,7 +29,7 @@ TOLERANCE = 1e-8
 
 
 def trajectory(method: Method, engine: str = "serial") -> list[float]:
-    """Mean training loss after each round; three of four clients take part in each."""
+    """Mean training loss after each round, with three of four clients as participants."""
     experiment = Experiment(method, small_federation(), ROUNDS, fraction=0.75, engine=engine)
     run = Run(experiment)
     run.start()

@@ -30,7 +30,7 @@ TWO_ROUNDS = [0.559832, 0.440030]
 
 @dataclass(frozen=True)
 class Quadratic:
-    """Cross entropy 1 + Σ h/2 (w - a)²; a node's features are h and a."""
+    """Cross entropy 1 + Σ h/2 (w - a)², where h and a are a node's features."""
 
     start: tuple[float, ...]
 

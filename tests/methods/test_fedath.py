@@ -79,7 +79,7 @@ def gradients(method, graph):
 
 @pytest.mark.parametrize("evaluator", ["mlp", "gnn"])
 def test_gradients_go_where_they_should(evaluator):
-    """Entropy must not reach the evaluator; cross entropy must not reach the biased network."""
+    """Entropy must not reach the evaluator, and cross entropy not the biased network."""
     net = GCN(11, 3, hidden=5)
     without = FedATH(net, evaluator=evaluator, use_entropy=False, use_hsic=False)
     graph = prepared(without)

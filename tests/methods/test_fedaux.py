@@ -100,7 +100,7 @@ def test_golden_mixing() -> None:
 
 @dataclass(frozen=True)
 class Planted(FedAux):
-    """Clients reply with what stands in their features: the vector and the model."""
+    """Clients reply with values from their features: the vector and the model."""
 
     def init(self, clients: Clients) -> Mixtures:
         return first_mixtures({"apv": torch.zeros(3), "w": torch.zeros(2)}, clients)
@@ -245,7 +245,7 @@ def test_other_networks(net: Net) -> None:
 
 @dataclass(frozen=True)
 class ByTheCode(FedAux):
-    """What the public code runs."""
+    """The computation of the public code."""
 
     score: Any = "cosine"
     sigma: float = 10.0

@@ -75,12 +75,12 @@ def make(ids: list[int], pairs: list[tuple[int, int]], seed: int = 0) -> Graph:
 
 
 def card() -> Federation:
-    """The card's two clients, which share node 2; nodes 0 and 1 of one have the twin 5."""
+    """The card's two clients, which share node 2. Nodes 0 and 1 of one have the twin 5."""
     return Federation((make([0, 1, 2], [(0, 2), (1, 2)]), make([5, 2], [(5, 2)], 1)), CLASSES)
 
 
 def overlapping() -> Federation:
-    """Four clients of one graph: 1 and 2 are hubs whose leaves are spread, 3 has nobody's edges."""
+    """Four clients of one graph: 1 and 2 are hubs with spread leaves, and 3 shares no edge."""
     clients = [
         make([1, 10, 11, 2, 12], [(1, 10), (1, 11), (1, 2), (2, 12)]),
         make([13, 1, 2, 14, 15, 30], [(13, 1), (2, 14), (14, 1), (15, 1)], 1),
@@ -163,7 +163,7 @@ def test_sums_are_over_other_clients() -> None:
 
 
 def dense_logits(params: Any, graph: Graph, twins: dict[int, Tensor]) -> Tensor:
-    """A GCN of two layers by the formula; `twins` are (c, h) embeddings by node."""
+    """A GCN of two layers by the formula, with (c, h) embeddings by node in `twins`."""
     size = graph.num_nodes
     a = torch.eye(size).index_put((graph.edges[1], graph.edges[0]), torch.tensor(1.0))
     scale = a.sum(1).rsqrt()

@@ -1,4 +1,4 @@
-"""FedGTA: the card's golden numbers on every engine, what it reduces to, and who is left alone."""
+"""FedGTA: the card's golden numbers on every engine, reductions, and isolated clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _double() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Given:
-    """A network that predicts the probabilities that stand in the features."""
+    """A network that predicts the probabilities in the features."""
 
     classes: int = 2
 
@@ -76,7 +76,7 @@ def path() -> Graph:
 
 
 def replies(method: FedGTA, graphs: list[Graph], engine: str = "serial") -> Any:
-    """What clients upload in the first round."""
+    """The uploads of the clients in the first round."""
     simulation = Simulation(Federation(tuple(graphs), classes=2), method, engine=engine)
     everyone = simulation.clients(0)
     method.round(method.init(simulation.clients(-1)), everyone)
@@ -179,7 +179,7 @@ MODELS = [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
 
 @dataclass(frozen=True)
 class Planted(FedGTA):
-    """Clients reply with what stands in their features: moments, confidence, model."""
+    """Clients reply with values from their features: moments, confidence, model."""
 
     @client_step
     def train(self, graph, received, state, key):
@@ -189,7 +189,7 @@ class Planted(FedGTA):
 
 @dataclass(frozen=True)
 class TwoWeights(Given):
-    """Two numbers that are nobody's model."""
+    """Two parameters that belong to no client's model."""
 
     def init(self, key: Tensor) -> Tree:
         return {"w": torch.tensor([7.0, 7.0])}

@@ -43,7 +43,7 @@ def _double():
 
 @dataclass(frozen=True)
 class Planted(FedIIH):
-    """Clients reply with what stands in their features: means, log variances, weights."""
+    """Clients reply with values from their features: means, log variances, weights."""
 
     @client_step
     def train(self, graph, received, state, key):
@@ -75,7 +75,7 @@ def one_round(method, federation, engine="serial", fraction=1.0):
 
 @engines
 def test_each_factor_has_its_own_neighbours(engine):
-    """Factor 1 has the card's Gaussians; in factor 2 the clients A and C are alike, B is far."""
+    """Factor 1 has the card's Gaussians. In factor 2 clients A and C are similar, and B is far."""
     method = Planted(DisenGCN(12, 3, hidden=2))
     federation = planted([[0.5, 0.5], [-3.0, 3.0], [0.5, 0.5]])
     _, server, _ = one_round(method, federation, engine)
@@ -285,7 +285,7 @@ def test_without_the_hierarchical_model_only_the_elbo_differs(settings):
 
 @pytest.mark.parametrize("factors", [1, 2, 6])
 def test_the_width_of_a_factor_is_fixed_and_the_whole_grows(factors):
-    """Fig. 4 in the code's reading; a fixed whole is `hidden` divided by the factors."""
+    """Fig. 4 as in the code: a fixed total is `hidden` divided by the factors."""
     net = DisenGCN(11, 3, hidden=4, factors=factors)
     assert net.init(make_key(0))["encoder"]["weight"].shape == (11, 4 * factors)
 

@@ -115,7 +115,7 @@ def test_without_personal_layers_it_is_fedavg(
 
 @dataclass(frozen=True)
 class SameGCN(GCN):
-    """Everybody's first draw is the same."""
+    """A network with the same first draw at every client."""
 
     def init(self, key: Tensor) -> Tree:
         return GCN.init(self, make_key(7))
@@ -123,7 +123,7 @@ class SameGCN(GCN):
 
 @dataclass(frozen=True)
 class SameGIN(GraphGIN):
-    """Everybody's first draw is the same."""
+    """A network with the same first draw at every client."""
 
     def init(self, key: Tensor) -> Tree:
         return GraphGIN.init(self, make_key(7))

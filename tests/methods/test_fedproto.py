@@ -52,7 +52,7 @@ def _double() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Plain:
-    """A network whose embedding is the features; three classes, of which one has no nodes."""
+    """A network whose embedding is the features, with three classes, one of them empty."""
 
     classes: int = 3
     views: ClassVar[Mapping[str, View]] = {}
@@ -104,7 +104,7 @@ def test_golden_aggregation(engine: str, options: Any, expected: list[list[float
     everyone = simulation.clients(0)
     server = method.round(method.init(simulation.clients(-1)), everyone)
     assert server.prototypes.tolist() == [pytest.approx(row) for row in [*expected, [0, 0]]]
-    # OpenFGL's mean has a zero vector even for the class that nobody owns.
+    # OpenFGL's mean has a zero vector even for the class that no client has.
     assert server.known.tolist() == [1, 1, 1 if "compat" in options else 0]
     # Only what the option needs crosses: flags, counts, a size.
     reply = everyone.replies["train"]
@@ -154,7 +154,7 @@ def without_class(graph: Graph, absent: int) -> Graph:
 
 
 def uneven_federation() -> Federation:
-    """Class 1 belongs to the first client alone, class 2 to nobody."""
+    """Only the first client has class 1, and no client has class 2."""
     graphs = [without_class(graph, 2) for graph in small_federation().graphs]
     return Federation((graphs[0], *(without_class(graph, 1) for graph in graphs[1:])), CLASSES)
 
@@ -254,7 +254,7 @@ def test_the_nearest_prototype_by_the_clients_own_model() -> None:
     for graph, state in zip(graphs, states, strict=True):
         guess = method.predict(graph, made.server, state).argmax(-1)
         distance = torch.cdist(NET.embed(state.layers, graph), made.server.prototypes)
-        assert guess.tolist() == distance[:, :2].argmin(-1).tolist()  # nobody owns class 2
+        assert guess.tolist() == distance[:, :2].argmin(-1).tolist()  # no client has class 2
         head = replace(method, inference="head").predict(graph, made.server, state)
         assert torch.equal(head, NET(state.layers, graph))
 

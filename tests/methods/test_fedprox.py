@@ -1,4 +1,4 @@
-"""FedProx: golden numbers, and FedAvg where nothing pulls."""
+"""FedProx: golden numbers, and equality with FedAvg at mu = 0."""
 
 from __future__ import annotations
 

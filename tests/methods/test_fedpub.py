@@ -51,7 +51,7 @@ FIRST, LAST = [0.510599, 0.483729, 0.005672], [0.010843, 0.013121, 0.976036]
 
 @dataclass(frozen=True)
 class TwoWeights:
-    """Two numbers that are nobody's model."""
+    """Two parameters that belong to no client's model."""
 
     features: int = 5
     classes: int = 2
@@ -75,7 +75,7 @@ class TwoWeights:
 
 @dataclass(frozen=True)
 class Planted(FedPUB):
-    """Clients reply with what stands in their features: q and the model."""
+    """Clients reply with values from their features: q and the model."""
 
     @client_step
     def train(self, graph, received, state, key):

@@ -124,7 +124,7 @@ def test_a_generated_feature_reaches_its_node_unless_the_fault_is_on(compat: str
     changed = made.x.clone()
     changed[node, 0] += 1
     moved = (logits(changed) - logits(made.x)).abs().sum(1)
-    # Two layers: the node, its neighbours, and nobody else.
+    # Two layers reach only the node and its neighbours.
     near = {node, *graph.edges[1][graph.edges[0] == node].tolist()}
     expected = near if compat == "none" else set()
     assert set(moved.nonzero().squeeze(1).tolist()) == expected
@@ -144,7 +144,7 @@ def test_every_node_of_the_whole_graph_is_mended_and_always_alike() -> None:
     assert method.mend(graph, params, state.seed).linked.sum(1).tolist() == [2.0] * 13
 
 
-# Only what is used is made
+# Only used neighbours are made
 
 
 @pytest.mark.usefixtures("generous")
@@ -177,7 +177,7 @@ def test_what_nobody_hears_need_not_be_made(compat: str) -> None:
 def test_a_run_is_the_same_if_everything_is_made(
     engine: str, bias: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few, some or all slots are used; and clients of one program use different numbers."""
+    """Few, some or all slots are used, and clients of one program use different numbers."""
     plain = NeighGen.init
 
     def init(self: NeighGen, key: Tensor) -> Tree:
@@ -210,7 +210,7 @@ def test_a_graph_is_mended_once_and_again_after_a_checkpoint(
     made.start()
     found = []
     for number in range(9):
-        if number == 5:  # as a run does that goes on from a checkpoint
+        if number == 5:  # like a run that continues from a checkpoint
             engine = made.simulation.engine
             engine.import_states([tree_map(torch.clone, s) for s in engine.export_states()])
         made.advance()
@@ -399,7 +399,7 @@ def test_a_client_is_pulled_by_the_others_and_not_by_itself(
         moved, messages[1:5:2], messages[2:5:2], strict=False
     ):
         to = dict(enumerate((0, 1, 3)))
-        # What is used is sent, and nothing else but zeros: fewer rows than 3 clients' 3 slots.
+        # Only used slots are sent, plus zeros: fewer rows than 3 clients' 3 slots.
         shown, places = gathered(x)
         assert torch.equal(asked, shown)
         assert torch.equal(given_back(shown, places, x.shape), x)
@@ -484,7 +484,7 @@ def test_only_participants_exchange_and_the_others_wait(engine: str) -> None:
     alone = Simulation(pair, method, engine=engine)
     close(method.round(server, alone.clients(0)), trained)
     close(alone.engine.export_states(), [states[1], states[3]])
-    # Who comes later learns alone, then mends; who is absent stays as it is.
+    # A late client learns by itself, then mends. An absent client stays unchanged.
     late = Participants(simulation, 1, torch.tensor([0, 1]))
     method.round(trained, late)
     after = simulation.engine.export_states()

@@ -115,7 +115,7 @@ def test_pseudo_labels(classes, counts):
 
 @dataclass(frozen=True)
 class Ring(FedAvg):
-    """A personalised method: each client gets the mean of its own model and its neighbour's."""
+    """A personalised method: each client gets the mean of two models, its own and a neighbour's."""
 
     deployed = "personalised"
 
@@ -281,7 +281,7 @@ def test_every_network_can_be_distilled(net):
 
 
 def awkward() -> Federation:
-    """No edge anywhere, a class that nobody trains on, and a client without training nodes."""
+    """No edges, a class without training nodes, and a client without training nodes."""
     none = torch.zeros(2, 0).long()
     graphs = []
     for train in ([1, 1, 0, 0], [0, 0, 0, 0]):

@@ -83,7 +83,7 @@ def test_golden_edge_differences() -> None:
 
 
 def naive_contrast(a: Tensor, b: Tensor, y: Tensor, tau: float) -> Tensor:
-    """The paper's double sum, over training nodes alone."""
+    """The paper's double sum, over training nodes only."""
     scores = torch.nn.functional.normalize(a) @ torch.nn.functional.normalize(b).T / tau
     log_p = torch.log_softmax(scores, dim=-1)
     alike = (y.unsqueeze(0) == y.unsqueeze(1)).double()

@@ -1,4 +1,4 @@
-"""GCFL: the card's golden numbers, what it reduces to, and splits that go where they should."""
+"""GCFL: the card's golden numbers, reductions, and correct splits."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_clients_that_disagree_are_told_apart_and_each_side_gets_what_it_wants(e
     assert clusters(made.server) == [[0, 2, 4], [1, 3, 5]]
     (line,) = cluster_tree(made.server)
     assert isinstance(line, Split)
-    # In the third round, the first that may, the mean has all but stopped and nobody is content.
+    # Round three is the first that may split: the mean has nearly stopped, the clients have not.
     assert line[:3] == (2, (0, 2, 4), (1, 3, 5))
     assert line.mean_norm < 0.05
     assert line.max_norm > 0.1

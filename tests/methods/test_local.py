@@ -1,4 +1,4 @@
-"""Local: a common start, and nothing that leaves a client."""
+"""Local: a common initial model, and no data leave a client."""
 
 from __future__ import annotations
 

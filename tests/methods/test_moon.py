@@ -51,7 +51,7 @@ Z, ZG, ZP = [[1.0, 0, 1], [2, 1, 0]], [[1.0, 1, 0], [1, 0, 0]], [[0.0, 1, 1], [0
 
 @dataclass(frozen=True)
 class Table:
-    """A network whose parameters are the embeddings themselves; it knows no class."""
+    """A network whose parameters are the embeddings themselves, without classes."""
 
     views: ClassVar[Mapping[str, View]] = {}
 
@@ -76,7 +76,7 @@ def table_graph(train: list[float]) -> Graph:
 
 
 def term(method: MOON, train: list[float], z: Any = Z, g: Any = ZG, p: Any = ZP) -> float:
-    """The contrast in the method's loss; the cross entropy of a table is log 2."""
+    """The contrastive part of the method's loss. The cross entropy of a table is log 2."""
     given = [{"z": torch.tensor(rows)} for rows in (z, g, p)]
     graph = method.with_contrast(table_graph(train), given[1], Kept(given[2], Private({}, None)))
     return float(method.loss(given[0], graph, None) - torch.tensor(2.0).log())
@@ -152,7 +152,7 @@ def naive_training(method: MOON, graph: Graph, server: Tree, previous: Tree) -> 
 
 
 def naive(method: MOON, federation: Federation, made: Run, rounds: int) -> tuple[Tree, list[Tree]]:
-    """The server and everybody's previous model after some rounds."""
+    """The server and the previous model of every client after some rounds."""
     graphs = federation.prepared(method.net.views).graphs
     server = method.init(made.simulation.clients(-1))
     previous: list[Tree] = [None] * len(graphs)

@@ -1,4 +1,4 @@
-"""Reef: FedProx where its parts are switched off, and a choice that follows the likelihood."""
+"""Reef: FedProx if its parts are off, and a choice by likelihood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD: the card's numbers, what it reduces to, and controls that stay right."""
+"""SCAFFOLD: the card's numbers, reductions, and consistent control variates."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_more_neighbours_than_nodes_are_all_nodes():
 
 
 def test_edges_of_zero_weight_in_the_place_of_a_count():
-    # On a GPU nobody counts the edges; those that are there already have weight zero.
+    # On a GPU edges are not counted: a reverse edge that already exists has weight zero.
     x = uniform(make_key(3), (40, 5)) - 0.5
     unit = x / x.norm(dim=1, keepdim=True)
     picks = (unit @ unit.T).topk(6, dim=1).indices

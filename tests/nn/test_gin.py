@@ -127,7 +127,7 @@ def test_stacked_clients_equal_the_loop_with_dropout(pool):
 
 
 def alike(graph: Graph, first: float = 1) -> Graph:
-    """The graph with the same features at all nodes but the first; other rows tell degrees."""
+    """The graph with equal features except at the first node. Other rows encode degrees."""
     x = torch.ones_like(graph.x)
     x[0] = first
     return with_views(replace(graph, x=x, views={}), net().views)
@@ -166,7 +166,7 @@ def test_numbering_the_nodes_differently_changes_nothing(pool):
 
 
 def unpadded(graph: Graph) -> tuple[GraphGIN, Graph]:
-    """The same client with its own features and classes alone."""
+    """The same client with only its own features and classes."""
     width, classes = int(graph.has_features.sum()), int(graph.has_classes.sum())
     own = GraphGIN(width, classes, hidden=6, dropout=0.4)
     bare = replace(graph, x=graph.x[:, :width], has_features=None, has_classes=None, views={})

@@ -1,4 +1,4 @@
-"""Sparse ops against the same computation on dense matrices, alone and under `vmap`."""
+"""Sparse operations against dense matrices, with and without `vmap`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plain_softmax(m: Sparse, scores: Tensor) -> Tensor:
 
 
 def plain_max(m: Sparse, entries: Tensor) -> Tensor:
-    """Through `amax`, which shares the gradient among equals; rows without entries are zero."""
+    """The maximum by `amax`, which shares the gradient among equals. Empty rows are zero."""
     real = (m.values != 0).unsqueeze(-1)
     seen = torch.where(real, entries, torch.full_like(entries, -1e30))
     index = m.rows.long().unsqueeze(-1).expand_as(seen)

@@ -1,4 +1,4 @@
-"""Views against PyG's normalisation and dense products; the sparse product in all its blocks."""
+"""Views against PyG's normalisation and dense products, and the sparse product in blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ASCII for terminals that know no other signs."""
+"""ASCII for terminals without Unicode."""
 
 from __future__ import annotations
 

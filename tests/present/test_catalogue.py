@@ -1,4 +1,4 @@
-"""The catalogue's rows and its measure, without a command; `tests/cli` reads the whole pages."""
+"""The rows and the measure of the catalogue. `tests/cli` reads the complete pages."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ X, Y = plain_axis("round", 0.0, 10.0), plain_axis("score, %", 0.0, 100.0)
 
 
 def elements(text: str, tag: str) -> list[dict[str, str]]:
-    """The attributes of every element of one kind; the markup must be well-formed."""
+    """Return the attributes of every element of one kind, from well-formed markup."""
     root = ElementTree.fromstring(f"<div>{text}</div>")
     return [found.attrib for found in root.iter(tag)]
 

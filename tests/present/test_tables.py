@@ -55,7 +55,7 @@ def test_spread_is_the_sample_standard_deviation_and_absent_for_one_seed():
 
 def test_what_cannot_be_told_from_the_best_in_printed_digits_is_best_too():
     assert TABLE.best("cora") == {"fed_avg", "gcfl"}
-    assert TABLE.best("cite&seer") == set()  # alone, nobody is best
+    assert TABLE.best("cite&seer") == set()  # a single method is not the best
 
 
 def test_fewer_is_better_where_it_is():

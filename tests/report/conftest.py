@@ -74,13 +74,13 @@ class Browser:
         return self._send("/goog/cdp/execute", {"cmd": command, "params": params})
 
     def open(self, path: Path, section: str = "") -> None:
-        """Load a file anew; with a section, by a link to it."""
+        """Load a file again, through a link if a section is given."""
         self._send("/url", {"url": "about:blank"})
         link = f"#{section}" if section else ""
         self._send("/url", {"url": path.absolute().as_uri() + link})
 
     def run(self, script: str) -> Any:
-        """What a script returns."""
+        """Return the result of a script."""
         return self._send("/execute/sync", {"script": script, "args": []})
 
     def log(self, kind: str) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six methods, three of them on a second federation; one cell fails, one was stopped."""
+    """Six methods, three of them on a second federation, with a failed and a stopped cell."""
     folder = tmp_path_factory.mktemp("report") / "study"
     cells = []
     methods = ("local", "fedavg", "fedprox", "fedpub", "fedgta", "gcfl")

@@ -1,4 +1,4 @@
-"""Printed numbers beside ours: on the page and as tables."""
+"""Published values next to Atoll's, on the page and as tables."""
 
 from __future__ import annotations
 

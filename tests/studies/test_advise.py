@@ -1,4 +1,4 @@
-"""The race of `atoll advise`: what it reads, how it plans, and when it recommends what."""
+"""The race of `atoll advise`: its inputs, its plan and its recommendations."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ GB = 1 << 30
 
 
 def test_runs_under_way_never_take_more_than_the_gpu_has() -> None:
-    """Eleven processes and 140 GB: the dear ones that fit, and cheap ones beside them."""
+    """Eleven processes and 140 GB: the expensive cells that fit, and cheap cells in addition."""
     big = [RunGroup((StudyRun(f"big{i}", RunConfig()),), "a", 50, 30 * GB) for i in range(12)]
     small = [RunGroup((StudyRun(f"small{i}", RunConfig()),), "b", 3, 2 * GB) for i in range(40)]
     order, idle, names = Schedule([*big, *small], room=134 * GB), 11, list[str]()

@@ -1,4 +1,4 @@
-"""A study's cells: each is run to its end once, and one that fails stops nobody."""
+"""The cells of a study: each runs to its end once, and a failed cell stops no other cell."""
 
 from __future__ import annotations
 

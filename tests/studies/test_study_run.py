@@ -1,4 +1,4 @@
-"""Points of a grid in one program give what they give one by one; faults cost no other run."""
+"""Points of a grid in one program equal separate runs, and faults cost no other run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The federations of the contract, and cases; `tests/contract` has the planted bugs."""
+"""The federations and cases of the contract. `tests/contract` contains the planted bugs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ that lies to the server in many ways."""
 
 
 def homes(path: Path) -> set[Path]:
-    """The test files that a source file may have: a package's stand in it or beside it."""
+    """The test files of a source file. Tests of a package are inside or next to its folder."""
     place = path.relative_to(SOURCE)
     if place.name == "__init__.py":
         package = place.parent

@@ -23,7 +23,7 @@ SERVICES = yaml.safe_load((PACKAGING / "compose.yaml").read_text())["services"]
 
 
 def lint(name: str, *words: str | Path) -> str:
-    """The output of a linter that has no complaint; a test without the linter is skipped."""
+    """Run a linter that must not complain. Skip the test if the linter is missing."""
     beside = Path(sys.executable).with_name(name)
     tool = str(beside) if beside.exists() else shutil.which(name)
     if tool is None:

@@ -1,4 +1,4 @@
-"""Commands for keys: what they print, and what they refuse."""
+"""Commands for keys: output and refusals."""
 
 from __future__ import annotations
 

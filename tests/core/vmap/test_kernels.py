@@ -1,4 +1,4 @@
-"""The arguments of GPU kernels; tests/gpu compares their results with those of a CPU."""
+"""The arguments of GPU kernels. tests/gpu compares their results with a CPU's results."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_calls_equal_torchs_own_apply() -> None:
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (None, None)])
 @pytest.mark.parametrize("inner", [0, 1])
 def test_gradients_in_all_runs_and_clients(axes: tuple[int | None, int | None], inner: int) -> None:
-    """Runs around clients; the parameters are of each, of a run, of a client, or of all."""
+    """A `vmap` of runs over clients, with parameters per pair, run or client, or for all."""
     draw = torch.Generator().manual_seed(3)
     shape = [size for size, axis in zip((2, 3), axes, strict=True) if axis is not None]
     start = {

@@ -76,7 +76,7 @@ def test_a_client_without_edges_has_no_homophily_and_no_walks() -> None:
     assert np.isnan(found.structure_divergence[0, 1])
     assert np.isnan(found.feature_divergence[1]).all()
     assert found.isolated[1] == 2
-    assert found.shape.real[1, 2] == 0.5  # each node is a component of its own
+    assert found.shape.real[1, 2] == 0.5  # each node is its own component
 
 
 def test_labels_outside_every_mask_count_unless_all_of_them_are_unknown() -> None:
@@ -281,7 +281,7 @@ LOG2 = float(np.log(2))
 
 
 def client(kind: str, graphs: int, alike: bool) -> Graph:
-    """Paths of two nodes, or triangles; linked nodes have equal features, or none in common."""
+    """Paths of two nodes, or triangles, whose linked nodes have equal or disjoint features."""
     size = 2 if kind == "path" else 3
     ends = [(0, 1)] if kind == "path" else [(0, 1), (1, 2), (0, 2)]
     one_way = torch.tensor([(size * g + a, size * g + b) for g in range(graphs) for a, b in ends]).T

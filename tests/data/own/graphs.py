@@ -22,7 +22,7 @@ G = "id,f,label\na,1,x\nb,2,y\nc,3,x\n"
 E = "source,target\na,b\n"
 W = "source,target,weight\na,b,1\n"
 RAW = OwnOptions(scale="none")
-"""Numbers as they stand in the tables."""
+"""Unscaled numbers of the tables."""
 Tables = tuple[str | bytes, str, str, str]
 
 

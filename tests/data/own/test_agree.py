@@ -1,4 +1,4 @@
-"""Several owners of tables agree on one encoder, and tell no row."""
+"""Several owners of tables agree on one encoder without sending a row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ far = {scale = "range", range = [0, 10]}
 
 
 def hospitals(path: Path, schema: str = SCHEMA, sites: int = 3) -> Path:
-    """A folder for each of some hospitals; only the last one has sex = x."""
+    """A folder for each hospital, of which only the last has sex = x."""
     rng = np.random.default_rng(5)
     for site in range(sites):
         rows = []

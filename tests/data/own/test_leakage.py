@@ -1,4 +1,4 @@
-"""A column that predicts the label by itself is found; noise and too few rows are not."""
+"""A column that predicts the label by itself is found, unlike noise and too few rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own graph: every form that loads, and files that are refused; no code is run."""
+"""A user's own graph: every format that loads, and files that are refused, without running code."""
 
 from __future__ import annotations
 

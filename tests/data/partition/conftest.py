@@ -20,7 +20,7 @@ def cora_source(real_data) -> Source:
 
 @pytest.fixture(scope="module")
 def cora_component(cora_source: Source) -> Source:
-    """Cora's largest component, numbered anew in ascending order."""
+    """Cora's largest component, renumbered in ascending order."""
     n, (tail, head) = cora_source.num_nodes, cora_source.edges
     _, part = connected_components(sp.coo_array((np.ones(len(tail)), (tail, head)), shape=(n, n)))
     inside = part == np.bincount(part).argmax()

@@ -1,6 +1,6 @@
 """Raw files of public sets in their published layout, with made-up content of a few hundred nodes.
 
-Whoever has the real files gets real numbers from the same commands; here only the layout is real.
+With the real files the same commands give real numbers. Here only the layout is real.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fetching: what is got is whole and checked, and nothing else is ever left behind."""
+"""Fetching: downloads are complete and checked, and leave no other file behind."""
 
 from __future__ import annotations
 

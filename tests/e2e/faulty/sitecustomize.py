@@ -1,7 +1,7 @@
-"""A site that lies: its job process, started with this folder in PYTHONPATH, spoils its answers.
+"""A lying site: its job process starts with this folder in PYTHONPATH and spoils its answers.
 
-Python runs this file when it starts. What to do is in the file `fault` of the site's kit, so that
-one site can be faulty in several ways, one run after the other; without the file it is honest.
+Python runs this file when it starts. The file `fault` of the site's kit names the fault, so that
+one site can have a different fault in each run. Without the file the site is honest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def spoil(kind, body):
 
 
 def undecodable():
-    """Send bytes that FLARE cannot decode in place of the next answers."""
+    """Send bytes that FLARE cannot decode instead of the next answers."""
     from nvflare.fuel.f3.cellnet.cell import Cell
 
     send = Cell._send_one_request

@@ -89,6 +89,6 @@ def test_labels_of_ones_own_are_part_of_the_saved_command() -> None:
     words = shlex.split(saved)[2:5]
     assert words == ["weak=fedprox:mu=0.01", "quite strong=fedprox:mu=1", "fedavg"]
     assert make_request(words) == request
-    # A path with a "=" of its own is no label, and what cannot be said is not said wrongly.
+    # A path that contains "=" is no label, and a label without a command becomes a comment.
     assert list(make_request(["a/b=c/mine.py:Mine"]).methods) == ["a/b=c/mine.py:Mine"]
     assert command(make_request({"mu=1": "fedprox:mu=1"}), Path("s")).startswith("# started in Pyt")

@@ -23,7 +23,7 @@ def outcome(
     tmp_path: Path, method: str, test: list[float] | None, *, data: str = "one", clients: int = 5,
     validation: float = 0.5, point: dict[str, Any] | None = None, partition: bytes = b"p",
 ) -> RunOutcome:  # fmt: skip
-    """A cell as `run_study` gives it, with these scores; None has failed."""
+    """A cell of `run_study` with these scores, or a failed cell for None."""
     labels = {"data": data, "clients": clients, "method": method, "point": point or {}}
     name = f"{data}-{clients}-{method}-{point}"
     cell = StudyRun(name, make_config(method="fedavg", seeds=len(test or [0, 0])), labels)

@@ -1,4 +1,4 @@
-"""The page says what was run and who is first, and docs/results has the page of its rows."""
+"""The page lists the runs and the leader, and docs/results has the page of the current rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows' file: what a row holds, how the file grows, and what is refused."""
+"""The file of rows: its content, its growth, and refused files."""
 
 from __future__ import annotations
 

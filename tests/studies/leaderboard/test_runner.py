@@ -21,7 +21,7 @@ SMALL = {"data": ["lagoon:nodes=150"], "options": {"rounds": 2, "epochs": 1, "de
 
 
 class Counting(StudyObserver):
-    """Counts runs, and stops after so many."""
+    """Counts runs, and stops after a number of them."""
 
     def __init__(self, most: int = 99) -> None:
         self.ran, self.most = list[str](), most
@@ -42,7 +42,7 @@ class _Stop(Observer):
 
 
 def play(path: Path, league: str = "defaults", most: int = 99, **given: Any) -> list[str]:
-    """Run a small league; the methods that ended."""
+    """Run a small league and return the finished methods."""
     out, observer = given.pop("out", None), Counting(most)
     problems: list[str] = []
     entries, _ = plan_league(league, Wanted(**SMALL, **given))

@@ -25,7 +25,7 @@ def row(method: str, data: str, mean: float | None, part: str = "louvain-10", **
 
 
 def three() -> list[Row]:
-    """Cora twice, Actor once: ranks a 1, 2 | 3; b 2, 1 | 1; c 3, 3 | 2."""
+    """Cora twice, Actor once: ranks a (1, 2 | 3), b (2, 1 | 1) and c (3, 3 | 2)."""
     scores = {
         "a": (0.9, 0.7, 0.1),
         "b": (0.8, 0.8, 0.3),

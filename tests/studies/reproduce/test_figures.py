@@ -1,4 +1,4 @@
-"""The runs of a figure, the choices that a figure refuses, and what it lacks."""
+"""The runs of a figure, refused choices, and missing data."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_shortened_runs_get_no_verdict(everything_here: None) -> None:
 
 
 def call(folder: Path, method: str, seeds: int = 1) -> list[str]:
-    """Write a call for one cell into study.json; the names of its runs."""
+    """Write a call for one cell into study.json and return the names of its runs."""
     only = parse_only([f"dataset=Cora,clients=10,method={method}"])
     wanted = Wanted(only, seeds=seeds)
     about = about_study(ATH, "table1", wanted, folder)

@@ -1,4 +1,4 @@
-"""Tuning: on validation scores alone, with one budget for all, the same again after any stop."""
+"""Tuning: only validation scores, one budget for all, and the same result after any stop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_best_complete_trial_is_tested_once_with_fresh_seeds(whole: TuningRe
 
 
 class Impatient(StudyObserver):
-    """Stops after so many rounds."""
+    """Stops after a number of rounds."""
 
     def __init__(self, rounds: int) -> None:
         self.left = rounds
