@@ -248,14 +248,14 @@ class Evaluator:
 
     @client_step(keeps_state=True, discloses={"bins": _SHOWS})
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
-        """Predict and count; in a graph that grows, each role in its own stage."""
+        """Predict and count. In a growing graph, score each role in its own stage."""
         found = [self._score(one, message, state, key) for one in when_scored(graph)]
         if len(found) == 1:
             return found[0]
         return tree_map(lambda *rows: torch.stack([r[i] for i, r in enumerate(rows)]), *found)
 
     def _score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
-        if not self.with_train:  # the training part is left out as far as that is possible
+        if not self.with_train:  # skip the training part as far as possible
             graph = graph if graph.held_out is None else graph.held_out
             graph = replace(graph, train=torch.zeros_like(graph.train))
         noise = key if self.with_dropout else None
@@ -269,30 +269,30 @@ class Outcome:
     """The scores of one round, on the device."""
 
     positions: Tensor  # of the clients that took part
-    scored: Tensor  # positions of all clients that are there, which scored the deployed model
+    scored: Tensor  # positions of all reachable clients, which scored the deployed model
     deployed: Scores
     local: Scores | None = None  # None if no client trained
-    finite: Tensor | None = None  # which numbers that the round's tape watched are finite
+    finite: Tensor | None = None  # whether each number that the round's tape watched is finite
 
 
 def of_bins(metric: str, counts: np.ndarray) -> np.ndarray:
-    """A pooled metric, (...,), of counts by truth and bin, (..., 2, BINS)."""
+    """Return a pooled metric, (...,), of counts by truth and bin, (..., 2, BINS)."""
     formula = find_metric(metric).of_bins
     assert formula is not None, metric
     return formula(counts.astype(float), middles().numpy())
 
 
 def toward(scores: Scores, positive: int) -> Scores:
-    """The scores with bins of the positive class: those of class 0 mirror those of class 1."""
+    """Return the scores with bins of the positive class. Class 0 mirrors class 1."""
     if scores.bins is None or positive == 1:
         return scores
     return replace(scores, bins=scores.bins.flip(-1, -2))
 
 
 def score_numbers(scores: Scores, pooled: Sequence[str] = ()) -> np.ndarray:
-    """Stacked scores -> (..., 3, 5), NaN where a client has no such number.
+    """Convert stacked scores to numbers, (..., 3, 5), or NaN if a number is undefined.
 
-    Metrics that are pooled elsewhere follow as each client's own numbers.
+    Metrics that are pooled elsewhere follow as numbers of each client.
     """
     confusion, auc = scores.confusion.numpy(), scores.auc.numpy()
     numbers = from_confusion(confusion)
