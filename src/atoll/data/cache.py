@@ -2,7 +2,7 @@
 
 An entry's key is the SHA-256 of everything that determines its content: the bytes of the raw files,
 the recipe, the seed, the code of Atoll that reads and partitions, and the versions of the packages
-that it uses. Entries never change, so they need no invalidation. A user's own data are never cached.
+that it uses. Entries never change, so they need no invalidation. Own data are never cached.
 
 Entries are safetensors files, never pickles: `KIND-KEY-CHECKSUM` in a folder of the first two
 letters of the key. A rename puts each into place, so that any number of processes may share the

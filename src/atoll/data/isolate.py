@@ -1,11 +1,11 @@
 """A federation with only one kind of heterogeneity (FedTAD, Section 3 and Fig. 1b).
 
-    nodes           every client keeps its nodes and loses its edges
-    topology        every client gets the nodes, labels and split of one client; client i gets
-                    i · ratio · E random edges in addition to that client's E edges, client 0 none
-    class-topology  the same nodes, but every client gets ratio · E random edges, each of them
-                    between a node of the client's "own" classes and one of another class; class j
-                    belongs to client j mod K
+- `nodes`: every client keeps its nodes and loses its edges.
+- `topology`: every client gets the nodes, labels, split and E edges of one client. Client i also
+  gets i · ratio · E random edges, so client 0 gets none.
+- `class-topology`: the same nodes, but every client gets ratio · E random edges. Each of them joins
+  a node of the client's "own" classes and a node of another class. Class j belongs to client j
+  mod K.
 
 Random edges lower the homophily of all classes equally. The client in the paper's Fig. 1(c) is
 strong in one class and weak in another, and the text does not explain why. `class-topology` is one
@@ -67,9 +67,7 @@ def vary_federation(
 def check_client_number(federation: Federation, client: int) -> None:
     """Refuse an unknown client, or a client without others."""
     if len(federation) < 2:
-        raise DataError(
-            "a federation of one client has nobody left without it; give two clients or more"
-        )
+        raise DataError("a federation of one client has no other client; give two clients or more")
     if client not in federation.numbers:
         advice = f"give a number from {min(federation.numbers)} to {max(federation.numbers)}"
         raise ConfigError(f"client {client} is not among the {len(federation)} clients; {advice}")
