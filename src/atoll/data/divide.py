@@ -119,11 +119,11 @@ def _divided(source: Data, partition: str | None, clients: int | None, seed: int
         usual = "louvain" if isinstance(source, Source) else "gcfl-oneds"
         return divide(source.checked(), partition or usual, clients, seed)
     if partition not in (None, BY_SET):
-        advice = "leave out --partition"
+        advice = "remove --partition"
         raise ConfigError(f"group '{source.name}' has one client for each data set; {advice}")
     if clients not in (None, len(source.sets)):
         problem = f"group '{source.name}' has {len(source.sets)} data sets and one client for each"
-        raise ConfigError(f"{problem}; leave out --clients {clients}")
+        raise ConfigError(f"{problem}; remove --clients {clients}")
     return Partition(BY_SET, tuple(np.arange(one.checked().num_graphs) for one in source.sets))
 
 

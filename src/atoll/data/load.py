@@ -47,7 +47,7 @@ def load(
             start = "a saved path counts from the folder in which the run was started"
             raise DataError(f"there is no '{name}' here; {start}: go there, or give --data")
         given = "--schema" if schema is not None else "--own"
-        raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; leave it out")
+        raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; remove it")
     if built_in(name):
         return make_lagoon(parse_lagoon(name), clients, seed), []
     if is_own(name):

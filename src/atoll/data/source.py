@@ -185,13 +185,13 @@ class GraphSet(_Labelled):
         empty = np.flatnonzero(np.diff(self.node_ptr) < 1)
         if empty.size:
             problem = f"graph {int(empty[0])} has no nodes ({empty.size} such graphs in all)"
-            raise DataError(f"data '{name}': {problem}; leave them out")
+            raise DataError(f"data '{name}': {problem}; remove them")
         self._check_values("graph")
         owner = self.graph_of_node()
         if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= owner.size):
             raise DataError(f"data '{name}' has an edge to a node that is not there")
         if (owner[self.edges[0]] != owner[self.edges[1]]).any():
-            raise DataError(f"data '{name}' has an edge from one graph to another; leave it out")
+            raise DataError(f"data '{name}' has an edge from one graph to another; remove it")
         return self
 
 

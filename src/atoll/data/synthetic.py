@@ -76,14 +76,19 @@ class Lagoon:
 
 @dataclass(frozen=True)
 class Archipelago(Lagoon):
-    """The options of lagoon, and two more."""
+    """The options of lagoon, and two more.
+
+    Attributes:
+        least: Fewest documents of an owner.
+        most: Most documents of an owner. Sizes are drawn uniformly between the two.
+    """
 
     nodes: int = field(default=0, init=False)
     words: int = 64
     label_skew: float = 0.2
     own_library: float = 1.0
-    least: int = 50  # fewest documents of an owner
-    most: int = 200  # most documents of an owner; sizes are drawn uniformly between the two
+    least: int = 50
+    most: int = 200
 
     owners: ClassVar[int | None] = 1000
     dense: ClassVar[bool] = True

@@ -141,7 +141,7 @@ def run_baseline(
     problem = Problem.of(config, data)
     if problem.config.dp is not None:
         why = f"protects federated training, but '{config.method}' is a baseline without any"
-        raise ConfigError(f"differential privacy {why}; leave out dp, or the baseline")
+        raise ConfigError(f"differential privacy {why}; remove dp, or the baseline")
     full = msgspec.structs.replace(problem.config, rounds=1, evaluate="deployed")
     problem = replace(problem, config=full)
     folder = None if out is None else RunFolder(out)

@@ -54,7 +54,7 @@ def build_method(
     settings = dict(config.set)
     if preset := str(settings.pop("preset", "")):
         if not cls.presets:
-            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
+            raise ConfigError(f"{config.method} has no presets; remove --set preset={preset}")
         check_name(f"preset of {config.method}", preset, cls.presets)
         settings = {**_preset(cls, preset, settings.get("net", "")), **settings}
     if TASKS[task].many_graphs:
@@ -143,7 +143,7 @@ def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
     if not name:
         return None
     if "base" not in _names(cls):
-        raise ConfigError(f"{method} is not a plug on other methods; leave out --set base={name}")
+        raise ConfigError(f"{method} is not a plug on other methods; remove --set base={name}")
     base = method_class(str(name))
     if base is cls:
         raise ConfigError(f"{method} cannot be its own base; name another method")
@@ -165,7 +165,7 @@ def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, 
         return [(owner, key) for owner in both or owners[:1]]
     if key == "aggregate":
         why = parts["method"].not_averaging
-        raise ConfigError(f"{method} takes no aggregation rule: {why}; leave out --set aggregate")
+        raise ConfigError(f"{method} takes no aggregation rule: {why}; remove --set aggregate")
     keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
     more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
     raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])

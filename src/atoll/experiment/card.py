@@ -42,7 +42,7 @@ SELECTED = {
     "last": "the last round",
 }
 KEPT = (
-    "The scores stayed at the sites. So the model is that of the last round, and each site chooses "
+    "The scores stayed at the sites. So the model is from the last round, and each site chooses "
     "its own threshold on its own validation {items}."
 )
 EXPOSED = (
@@ -212,7 +212,7 @@ def _model(about: Mapping[str, Any]) -> Iterator[str]:
     private = ", with private parts that only their client has" if about["private_parts"] else ""
     yield f"- Models: {models}{private}."
     # A site knows the rule and its own rounds, but not the server's choice.
-    chosen = "chosen is, by the server's word," if about.get("site") else "chosen is"
+    chosen = "selected, according to the server:" if about.get("site") else "selected:"
     yield f"- Rounds: {about.get('rounds', 'unknown')}; {chosen} round {number}, by {rule}."
     yield f"- Made with: {_settings(about['versions'])}."
 
@@ -223,7 +223,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
     scores = dict(zip(names, about.get("client_scores", ()), strict=False))
     metric = label_of(about.get("client_metric", "accuracy"))
     if about["encoder"]:
-        yield "The data were tables; `encoder.json` says how their columns became features.\n"
+        yield "The data were tables; `encoder.json` describes how their columns became features.\n"
     if not rows:
         yield "No fingerprints: the data were not on the machine that wrote this file.\n"
     if rows or scores:
@@ -253,7 +253,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
 
 def _threshold(about: Mapping[str, Any]) -> Iterator[str]:
     if (found := Threshold.of(about)) is None:
-        yield "No threshold was chosen: a prediction is the likeliest class."
+        yield "No threshold was chosen: a prediction is the most likely class."
         return
     name, items = _classes(about)[found.positive], f"{about['task']}s"
     text = (

@@ -115,7 +115,7 @@ def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{what} is not valid TOML: {error}; mend it") from error
+        raise ConfigError(f"{what} is not valid TOML: {error}; correct it") from error
     for key in raw:
         check_name(f"key in {where or what}", key, RunConfig.__struct_fields__)
     try:
@@ -191,12 +191,12 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
         if wanted not in (None, value):
             option = name.replace("_", "-")
             differ = f"with {option} {value}, but {wanted} was asked for"
-            hint = f"leave out --{option}, or divide the data again: atoll partition"
+            hint = f"remove --{option}, or divide the data again: atoll partition"
             raise ConfigError(f"'{config.data}' was divided {differ}; {hint}")
     for name in ("schema", "own", "allow", "data_seed"):
         if getattr(config, name) not in (None, {}, ()):
             why = f"is for data that are still to be divided, and '{config.data}' is"
-            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; remove it")
     return replace(config, **fixed)
 
 
@@ -265,7 +265,7 @@ def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> Non
     """Check that options and protocol agree with the data, which determine the task."""
     if config.task is not None and task_named(config.task).name != task:
         has = f"'{data}' has {TASKS[task].plural} to classify"
-        hint = "leave out --task, or choose other data"
+        hint = "remove --task, or choose other data"
         raise ConfigError(f"task is {config.task}, but {has}; {hint}")
     if task not in rules.tasks:
         others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
@@ -304,7 +304,7 @@ def _check_names(config: RunConfig, task: str) -> None:
     """Check every name and hyper-parameter, before data are loaded and a folder is made."""
     if not TASKS[task].many_graphs and config.batch_size is not None:
         one = f"'{plain_name(config.data)}' is one graph"
-        raise ConfigError(f"batch_size is for sets of graphs, but {one}; leave it out")
+        raise ConfigError(f"batch_size is for sets of graphs, but {one}; remove it")
     if "method" not in config.objects:
         with_privacy(build_method(config, task=task), config.dp)
     # Options may follow the name: dirichlet:alpha=0.5. "given" means already partitioned data.
@@ -337,7 +337,7 @@ def check_choices(config: RunConfig, rules: Protocol) -> None:
         parse_rule(config.threshold)
         if config.evaluate == "local":
             why = "is for the deployed model, but --evaluate local scores another"
-            raise ConfigError(f"a threshold {why}; leave out one of the two")
+            raise ConfigError(f"a threshold {why}; remove one of the two")
     if (name := config.metric) is not None:
         found = find_metric(name)
         if not found.higher:

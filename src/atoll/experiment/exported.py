@@ -111,7 +111,7 @@ def _within(
     source, target = (_column(encoder, role, edges) for role in ("source", "target"))
     own = [row for row in edges if owner[row[str(source)]] == owner[row[str(target)]]]
     if lost := len(edges) - len(own):
-        print(f"note: {lost} edges between owners were left out", file=sys.stderr)
+        print(f"note: {lost} edges between owners were removed", file=sys.stderr)
     return own
 
 

@@ -264,7 +264,7 @@ def positive_of(config: RunConfig, federation: Classes) -> int:
         return 1
     if federation.classes != 2:
         has = f"but '{federation.name}' has {federation.classes}"
-        raise ConfigError(f"--positive is for two classes, {has}; leave it out")
+        raise ConfigError(f"--positive is for two classes, {has}; remove it")
     names = federation.class_names
     check_name("class", config.positive, names)
     return names.index(config.positive)
@@ -278,7 +278,7 @@ def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False
     metric = metric_of(config, federation)
     if config.threshold is not None and federation.classes != 2:
         has = f"but '{federation.name}' has {federation.classes}"
-        raise ConfigError(f"a threshold is for two classes, {has}; leave out --threshold")
+        raise ConfigError(f"a threshold is for two classes, {has}; remove --threshold")
     chosen = config.metric is not None and (not sparing or find_metric(metric).pooled)
     wanted = chosen or config.threshold is not None
     return metric if federation.classes == 2 and wanted else None

@@ -187,7 +187,7 @@ class Trained:
             raise ConfigError(f"--threshold is {threshold:g}; give a probability from 0 to 1")
         if known is None and classes != 2:
             why = f"the model has {classes} classes and no threshold to replace"
-            raise ConfigError(f"--threshold is for models of two classes, but {why}; leave it out")
+            raise ConfigError(f"--threshold is for models of two classes, but {why}; remove it")
         wanted = self.config.positive
         second = 1 if wanted is None else self.classes.index(wanted)
         return Alert(second if known is None else known.positive, threshold)
@@ -214,7 +214,7 @@ class Trained:
         """Refuse data with another number of features."""
         if found != self.method.net.features:
             has = f"has {found} features, and the model was trained on {self.method.net.features}"
-            raise DataError(f"'{name}' {has}; give data like those of the training")
+            raise DataError(f"'{name}' {has}; give data like the training data")
 
     def logits(self, parts: Sequence[Part], engine: str | None = None) -> list[np.ndarray]:
         """Return the requested logits of each part, computed by the run's engine."""
@@ -292,7 +292,7 @@ def predict_with(
     found, start, notes = load_data(trained, data, client, joined=joined)
     if not isinstance(found, Source):
         if joined or block:
-            raise ConfigError("joined and block are for one graph; leave them out")
+            raise ConfigError("joined and block are for one graph; remove them")
         return replace(_predict_clients(trained, found, client), alert=alert)
     found, owner = prepare(trained, found, start, client)
     logits = _in_pieces(trained, found, owner, start, block)
@@ -309,7 +309,7 @@ def prepare(
     trained.check_width(source.num_features, source.name)
     if source.classes > trained.method.net.classes:
         has = f"'{source.name}' has {source.classes} classes, more than training saw"
-        raise DataError(f"{has} ({trained.method.net.classes}); leave the others out")
+        raise DataError(f"{has} ({trained.method.net.classes}); remove the others")
     owner = _owners(trained, source, start, client)
     for name in trained.preparations:
         source = PREPARATIONS[name](source)
@@ -333,7 +333,7 @@ def load_data(
         return load_federation(name), 0, ()
     if encoder is None:
         if joined:
-            raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
+            raise ConfigError("--joined needs a run on tables of your own, with ids; remove it")
         if is_own(name) and Path(name).suffix not in (".pt", ".pth"):  # tensors need no encoder
             why = "its data were no tables, or an earlier version or a federation made it"
             problem = f"the run in '{trained.path}' has no encoder ({why})"
@@ -383,7 +383,7 @@ def _in_pieces(
         block = 0 if fits or reach is None else BLOCK
     if block and reach is None:
         looks = f"{trained.config.method} looks at the whole graph at once"
-        raise ConfigError(f"{looks}, so that it cannot predict in blocks; leave --block out")
+        raise ConfigError(f"{looks}, so that it cannot predict in blocks; remove --block")
     found = _client_sources(source, owner, names)
     if block:
         hops = (reach or 0) + 1  # one more, because the degrees of the last nodes matter, too

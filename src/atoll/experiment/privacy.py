@@ -31,7 +31,7 @@ EXAMPLE = "write --dp clip=1,noise=1.1,delta=1e-5"
 MOST = 1e12
 """The largest clip and noise: their product and its square cannot overflow."""
 ADJACENCY = "one client's updates are all zero (zero-out)"
-SAMPLING = "who is drawn is taken as known; the client drawn most often; no amplification"
+SAMPLING = "the draw counts as known; for the client drawn most often; no amplification"
 
 
 class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -194,11 +194,11 @@ def privacy_report(
             "(randomness=seed is for tests)"
         )
     elif math.isinf(server):
-        says = "epsilon is infinite: without noise, clipping alone hides nothing"
+        says = "epsilon is infinite: without noise, clipping hides nothing"
     else:
         says = (
-            f"epsilon {server:.3g} against the server, {peers:.3g} against those who see the "
-            f"models alone, at delta {privacy.delta:g}, for what training sends (clip "
+            f"epsilon {server:.3g} against the server, {peers:.3g} against parties that see "
+            f"only the models, at delta {privacy.delta:g}, for what training sends (clip "
             f"{privacy.clip:g}, noise {privacy.noise:g}, {found.releases} updates of the client "
             "that sent most)"
         )

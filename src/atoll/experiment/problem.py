@@ -210,7 +210,7 @@ class Problem:
         # If the run itself partitions one table, its single owner measures all rows.
         divided = not (self.given.partition or "column:").startswith("column:")
         if divided and config.encoder == "local":
-            hint = "leave out --partition, or --encoder"
+            hint = "remove --partition, or --encoder"
             raise ConfigError(f"--encoder local needs clients that the tables name; {hint}")
         measure = config.encoder or "federated"
         return load(
@@ -262,7 +262,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
     known = [f"{key} {header.about[key]}" for key in keys if header.about.get(key) is not None]
     notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
     if config.seeds > 1:
-        notes.append("every seed trains the same clients with the same split, those of the file")
+        notes.append("every seed trains the same clients with the same split, from the file")
     if lazy := needed > free / 2:
         notes.append(
             f"clients are read when they are needed: at once they would take about "

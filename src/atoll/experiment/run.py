@@ -87,8 +87,8 @@ def run(
     for name in ("set", "epochs"):
         if given_method is not None and options.get(name):
             raise ConfigError(
-                f"a method object has its own hyper-parameters, but {name} was given beside it; "
-                f"leave {name} out, or give the method by name"
+                f"a method object has its own hyper-parameters, but {name} was given, too; "
+                f"remove {name}, or give the method by name"
             )
     objects = {"method": given_method, "data": given_data, "engine": given_engine}
     config = make_config(

@@ -89,7 +89,7 @@ def check_unseen(method: Method, select: str, evaluate: str | None) -> None:
     check_kept(method, select, "new nodes")
     if evaluate == "local":
         why = "the deployed model predicts new nodes, but --evaluate local scores another"
-        raise ConfigError(f"{why}; leave out --evaluate, or choose another --split")
+        raise ConfigError(f"{why}; remove --evaluate, or choose another --split")
 
 
 def unseen_scores(run: Run, whole: Federation) -> Scores:

@@ -178,7 +178,7 @@ def _read(federation: Federation) -> list[PlainGraph]:
     for graph, mask in zip(graphs, selected, strict=True):
         real, ends = real_edges(graph)
         if not real.any():
-            raise DataError("a client has no nodes; leave it out of the federation")
+            raise DataError("a client has no nodes; remove it from the federation")
         nodes, place = int(real.sum()), np.cumsum(real) - 1
         pairs, _ = undirected_pairs(place[ends], nodes)
         y = graph.y.cpu().numpy()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MODES = ("federated", "local", "pooled")
 TELLS = (
-    "the names of columns and how they are read; of each number how many rows have one, their mean "
-    "and, if they scale it, their squared deviations; of each category its values"
+    "the names of columns and how they are read; for each number how many rows have one, their "
+    "mean and, if they scale it, their squared deviations; for each category its values"
 )
 SCALED = ("standard", "log")  # scaled by the mean and the deviation of all rows
 LARGEST = 1e100
@@ -178,7 +178,7 @@ def _agreed(told: Sequence[Told]) -> Agreed:
 def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[Feature, ...]:
     """Return own features with the agreed values. A declared category or range is unchanged."""
     if [f.name for f in features] != [a.name for a in agreed]:
-        raise DataError("the agreed columns are not those of the tables; agree again")
+        raise DataError("the agreed columns differ from the columns of the tables; agree again")
     taken = {"values": ("values",), "sums": ("centre", "spread", "fill"), "range": ("fill",)}
     wanted = ["range" if f.rule.range and needs(f) == "sums" else needs(f) for f in features]
     return tuple(

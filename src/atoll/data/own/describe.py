@@ -304,7 +304,7 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
         first = convert.first(lost)
         name = names["source" if ends[0][first] < 0 else "target"]
         told = f"edges name a node that is not there, as {quoted(table[name][first].as_py())} does"
-        found.ask(file, f"{told}; --own dangling=drop leaves them out", gone)
+        found.ask(file, f"{told}; --own dangling=drop drops them", gone)
     loops = int(((ends[0] == ends[1]) & ~lost).sum())
     if loops and known.self_loops in (None, "error"):
         told = "they are dropped unless you choose another self_loops under [edges]"

@@ -38,7 +38,7 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
     if not (missing := int(good.size - good.sum())):
         return ends
     if loading.options.dangling == "error":
-        advice = "add the nodes, or leave such edges out with --own dangling=drop"
+        advice = "add the nodes, or drop such edges with --own dangling=drop"
         if loading.joined is not None:
             more = "remove these edges"
             more = (
@@ -91,7 +91,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
             weight = weight[starts]
     mirrored = 0 if repeated == "keep" else rows - repeats - keys.size
     if mirrored:
-        report.note(f"{mirrored} edges were given in both directions and stand once")
+        report.note(f"{mirrored} edges were given in both directions and count once")
     if weight is not None and (weight == 1).all():
         weight = None
     if not schema.directed:  # a self-loop has one direction only

@@ -140,7 +140,7 @@ class Feature:
             row, count = convert.first(unknown), int(unknown.sum())
             problem = f"holds {quoted(texts[row].as_py())}, a category that training never saw"
             known = f"it knows {quoted_list(self.values, 4)}"
-            advice = "correct it, leave these rows out, or train again with them"
+            advice = "correct it, remove these rows, or train again with them"
             raise column.error(row, f"{problem} ({count} such rows in all); {known}: {advice}")
         if unknown.any() or lost.any():
             places = [unknown, lost], [len(self.values), len(self.names) - 1]
@@ -264,7 +264,7 @@ class Encoder:
                 raise DataError("it has no feature, or fewer than two classes")
             return found
         except (KeyError, TypeError, msgspec.ValidationError, DataError) as error:
-            raise DataError(f"encoder.json cannot be used ({error}); copy it anew") from None
+            raise DataError(f"encoder.json cannot be used ({error}); copy it again") from None
 
 
 def fit(
@@ -329,7 +329,7 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     schema, name = loading.schema, column.name
     rule = wish.settled(kind, schema.scale, schema.missing)
     if rule.missing == "refuse":
-        leave = f'leave the column out with ignore = ["{name}"] in schema.toml'
+        leave = f'exclude the column with ignore = ["{name}"] in schema.toml'
         column.complete(f"say {_ways(kind)} under [columns.{name}] in schema.toml, or {leave}")
     if column.values.null_count == len(column.values):
         advice = "list it under ignore in schema.toml"
@@ -433,7 +433,7 @@ def encode_nodes(
     """
     columns = {name: Column(table[name], name, rows) for name in table.column_names}
     encoder, y = loading.encoder, np.full(table.num_rows, -1)
-    leave = "" if encoder else "leave the column out with ignore = [...] in schema.toml"
+    leave = "" if encoder else "exclude the column with ignore = [...] in schema.toml"
     owners = {name: convert.as_numpy(columns[name].complete(leave).values) for name in roles.owners}
     split = None if roles.split is None else convert.split_roles(columns[roles.split])
     if clients is None and owners:

@@ -72,7 +72,7 @@ def load_own(
     if suffix in (".pt", ".pth"):
         if schema is not None:
             reason = "a schema names the columns of tables or GraphML, and a .pt file has none"
-            raise ConfigError(f"'{path.name}' was given with a schema; {reason}: leave it out")
+            raise ConfigError(f"'{path.name}' was given with a schema; {reason}: remove it")
         return _load_tensors(path, Loading(Schema().with_options(options), options))
     if suffix in (".graphml", ".xml"):
         source, report = from_networkx(_read_graphml(path), path.name, schema, options)
@@ -91,14 +91,14 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     report, split = loading.report, nodes.split
     report.classes, report.features = nodes.classes, nodes.features
     if report.dangling_edges:
-        report.note(f"{report.dangling_edges} edges to nodes that are not there were dropped")
+        report.note(f"{report.dangling_edges} edges to missing nodes were dropped")
     if split is not None:
         lost = (nodes.y < 0) & (split != UNUSED)
         if lost.any():
             report.note(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
             split = np.where(lost, np.int8(UNUSED), split)
         if not (split == TRAIN).any():
-            advice = "mark some as train, or leave the split out and one is drawn"
+            advice = "mark some as train, or remove the split and one is drawn"
             raise DataError(f"the split of '{name}' has no labelled training node; {advice}")
     edges, weight = clean_edges(ends, len(nodes.y), loading)
     if edges.shape[1] == 0:
@@ -169,7 +169,7 @@ def _read_graphml(path: Path) -> nx.Graph:
             return nx.read_graphml(path)
     except Exception as problem:  # the parser raises many types of errors
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-        advice = "export the graph anew"
+        advice = "export the graph again"
         raise DataError(f"'{path.name}' is not readable as GraphML ({reason}); {advice}") from None
 
 
@@ -309,7 +309,7 @@ def load_new(
     single folder refer to old nodes of `client`.
     """
     if not path.is_dir():
-        raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
+        raise DataError(f"'{path}' is no folder; give one with tables like the training tables")
     _check_schema(path, encoder.schema, options)
     # The encoder contains the directions of the training, including --own directed.
     known = encoder.schema.with_options(replace(options, directed=None))

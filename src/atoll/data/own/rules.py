@@ -120,7 +120,7 @@ def check_rule(rule: Rule, where: str) -> None:
     for key, kinds in SUITS.items():
         if getattr(rule, key) and rule.kind is not None and rule.kind not in kinds:
             problem = f"gives {key}, which is for a {' or a '.join(kinds)}"
-            raise ConfigError(f"{where} {problem}, but kind is '{rule.kind}'; leave it out")
+            raise ConfigError(f"{where} {problem}, but kind is '{rule.kind}'; remove it")
         if getattr(rule, key) and rule.kind is None and len(kinds) == 1:
             raise ConfigError(f'{where} gives {key}; add kind = "{kinds[0]}"')
     if (rule.scale == "range") != bool(rule.range):

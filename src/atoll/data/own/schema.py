@@ -228,7 +228,7 @@ def read_schema(path: Path) -> Schema:
     if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
         both = f"target = '{top['target']}' and [nodes] label = '{values['label']}'"
         conflict = f"{path.name} gives {both}, but both name the column to predict"
-        raise ConfigError(f"{conflict}; leave one of them out")
+        raise ConfigError(f"{conflict}; remove one of them")
     for key, allowed in _CHOICES.items():
         if key in values:
             check_name(f"{path.name} [{_section(key)}] {key}", values[key], allowed)
@@ -239,7 +239,7 @@ def read_schema(path: Path) -> Schema:
         if TASKS[schema.task].many_graphs:  # tables contain one graph
             tables = "nodes and edges are tables of one graph with labels on its nodes"
             given = f"{schema.file} gives task = '{schema.task}', but {tables}"
-            raise ConfigError(f'{given}; write task = "node", or leave it out')
+            raise ConfigError(f'{given}; write task = "node", or remove it')
     return schema._with_roles()
 
 

@@ -190,7 +190,7 @@ class TableFile:
     def _unreadable(self, problem: object) -> DataError:
         kind = "CSV" if self.is_csv else "Parquet"
         lines = str(problem).splitlines() or ["no reason given"]
-        return DataError(f"{self.name} is not readable as {kind} ({lines[0]}); save it anew")
+        return DataError(f"{self.name} is not readable as {kind} ({lines[0]}); save it again")
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def find_parts(folder: Path) -> list[Part]:
         raise DataError(f"{problem}; put nodes and edges there, or give another folder")
     for sub in inside:
         if (sub / "schema.toml").exists():
-            advice = "all clients share one: put it beside the client folders"
+            advice = "all clients share one: put it next to the client folders"
             raise ConfigError(f"client folder '{sub.name}' has its own schema.toml; {advice}")
     return [_part(sub, sub.name) for sub in inside]
 
@@ -230,7 +230,7 @@ def _part(folder: Path, client: str | None) -> Part:
     if nodes is None or edges is None:
         absent = "nodes" if nodes is None else "edges"
         problem = f"folder '{folder}' has no {absent}.csv or {absent}.parquet"
-        none = "an edge file with a header alone means that there are none"
+        none = "an edge file with only a header means that there are no edges"
         raise DataError(f"{problem}; a graph needs nodes and edges ({none})")
     return Part(client, nodes, edges)
 

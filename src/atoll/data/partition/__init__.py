@@ -106,7 +106,7 @@ def column(source: Source, clients: int | None, seed: int, *, name: str | None =
     if clients is not None and clients != len(distinct):
         count = len(distinct)
         problem = f"{about} {count} values, so it gives {count} clients, not {clients!r}"
-        raise ConfigError(f"{problem}; leave the number out or use that one")
+        raise ConfigError(f"{problem}; remove the number or use that one")
     return members(owner, len(distinct))
 
 
