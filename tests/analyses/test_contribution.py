@@ -195,7 +195,7 @@ def test_rows_for_each_client_are_no_global_model(federation) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "error", "sentence"),
     [
-        ({"clients": 1}, {}, DataError, "a federation of one client has nobody left without it"),
+        ({"clients": 1}, {}, DataError, "a federation of one client has no other client"),
         ({}, {"client": 3}, ConfigError, "client 3 is not among the 3 clients"),
         ({}, {"vary": "toplogy"}, ConfigError, "unknown value of --vary 'toplogy'; did you mean"),
         ({}, {"ratio": 1.0}, ConfigError, "--ratio is for random edges, but --vary is none"),

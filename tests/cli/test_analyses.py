@@ -101,7 +101,7 @@ def test_help_needs_no_torch() -> None:
         (("--client", -1), "client -1 is not among the 3 clients; give a number from 0 to 2"),
         (
             ("--clients", 1),
-            "a federation of one client has nobody left without it; give two clients or more",
+            "a federation of one client has no other client; give two clients or more",
         ),
         (
             ("--method", "local"),

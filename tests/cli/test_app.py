@@ -114,7 +114,7 @@ FEW = ("run", "--clients", 2, "--rounds", 1)
         ((*SMALL, "--fraction", "nan"), "fraction is nan; give a number above 0 and up to 1"),
         (
             (*SMALL, "--task", "graph"),
-            "task is graph, but 'lagoon' has nodes to classify; leave out --task, or choose other "
+            "task is graph, but 'lagoon' has nodes to classify; remove --task, or choose other "
             "data",
         ),
         ((*SMALL, "--chunk", -1), "chunk is -1; give 0 (choose) or a number of clients"),
@@ -133,7 +133,7 @@ FEW = ("run", "--clients", 2, "--rounds", 1)
         ),
         (
             (*SMALL, "--own", "dangling=drop"),
-            "--own is for a graph of your own, but data is 'lagoon:nodes=150'; leave it out",
+            "--own is for a graph of your own, but data is 'lagoon:nodes=150'; remove it",
         ),
         (("methods", "fedporx"), "unknown method 'fedporx'; did you mean 'fedprox'?"),
         (("inspect", "--data", "croa"), "unknown data set 'croa'; did you mean 'cora'?"),

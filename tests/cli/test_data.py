@@ -139,7 +139,7 @@ def test_the_other_commands_take_the_file(cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--clients", 5), "was divided with clients 3, but 5 was asked for; leave out --clients"),
+        (("--clients", 5), "was divided with clients 3, but 5 was asked for; remove --clients"),
         (("--partition", "metis"), "was divided with partition column:owner, but metis was asked"),
         (("--split", "random"), "was divided with split stratified, but random was asked for"),
         (("--protocol", "openfgl"), "was divided with protocol strict, but openfgl was asked for"),

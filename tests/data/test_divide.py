@@ -300,8 +300,8 @@ def test_bad_options(options: dict, problem: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"partition": "random"}, "group 'pair' has one client for each data set; leave out"),
-        ({"clients": 3}, "group 'pair' has 2 data sets and one client for each; leave out"),
+        ({"partition": "random"}, "group 'pair' has one client for each data set; remove"),
+        ({"clients": 3}, "group 'pair' has 2 data sets and one client for each; remove"),
     ],
 )
 def test_a_group_is_not_divided(options: dict, problem: str) -> None:

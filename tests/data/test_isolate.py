@@ -146,5 +146,5 @@ def test_a_client_without_edges_has_no_topology_to_vary(federation) -> None:
 
 def test_a_federation_of_one(federation) -> None:
     alone = Federation(federation.graphs[:1], federation.classes)
-    with pytest.raises(DataError, match="nobody left without it; give two clients or more"):
+    with pytest.raises(DataError, match="has no other client; give two clients or more"):
         vary_federation(alone, "nodes")

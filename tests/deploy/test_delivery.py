@@ -939,7 +939,7 @@ def test_the_selected_round_is_the_last_without_scores_and_else_the_servers_word
     assert "is of round 1, which that run cannot select" in trial.refused(early)
     assert trial.run(run="open", protocol=protocol) == {}
     card = (trial.model(run="open") / "seed-0" / "MODEL_CARD.md").read_text()
-    assert "chosen is, by the server's word, round " in card
+    assert "selected, according to the server: round " in card
 
 
 def test_a_model_whose_note_a_crash_lost_is_noted_at_the_next_delivery(trial, monkeypatch):

@@ -33,7 +33,7 @@ def test_a_baseline_never_sees_test_labels() -> None:
 def test_what_a_baseline_cannot_do_is_refused() -> None:
     clients, names = federation(), ["method", "data"]
     config = make_config(method="m", data=clients.name, objects=names, dp="clip=1,noise=1")
-    with pytest.raises(ConfigError, match="'m' is a baseline without any; leave out dp"):
+    with pytest.raises(ConfigError, match="'m' is a baseline without any; remove dp"):
         run_baseline(config, Pooled(), data=clients)
 
     class Flat(Pooled):

@@ -81,10 +81,10 @@ def test_a_plug_and_its_base_get_the_same_rule() -> None:
         ),
         ("fedavg", "trimmed:f=some", "f cannot be 'some'; it takes a whole number"),
         ("fedavg", "trimmed:f", "'trimmed:f' cannot be read; options follow the name as"),
-        ("local", "median", "local takes no aggregation rule: nothing is aggregated; leave out"),
+        ("local", "median", "local takes no aggregation rule: nothing is aggregated; remove"),
         ("fedpub", "median", "fedpub takes no aggregation rule: every client gets a mixture"),
         ("gcfl", "median", "gcfl takes no aggregation rule: the mean of each cluster's updates"),
-        ("fedproto", "median", "fedproto averages models only with share_weights; leave out"),
+        ("fedproto", "median", "fedproto averages models only with share_weights; remove"),
     ],
 )
 def test_a_wrong_rule_is_one_sentence(method: str, text: str, sentence: str) -> None:
@@ -207,7 +207,7 @@ def test_a_plug_without_a_base_and_a_base_without_a_plug() -> None:
     config = resolve(make_config(method="fedtad"))[0]
     assert build_method(config, 5, 3).base is None
     problem = refusal(method="fedavg", set={"base": "fedprox"})
-    assert problem == "fedavg is not a plug on other methods; leave out --set base=fedprox"
+    assert problem == "fedavg is not a plug on other methods; remove --set base=fedprox"
     assert "cannot be its own base" in refusal(method="fedtad", set={"base": "fedtad"})
     assert "fedprox" in refusal(method="fedtad", set={"base": "fedprx"})
     assert "mu" in refusal(method="fedtad", set={"mu": 1})

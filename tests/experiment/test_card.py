@@ -32,7 +32,7 @@ def test_the_card_names_clients_classes_rounds_scores_and_data(own):
     assert card == card_text(about)
     assert "classify nodes as `x`, `y`" in card
     chosen = about["round"] + 1
-    assert f"Rounds: 2; chosen is round {chosen}, by the best mean accuracy on valid" in card
+    assert f"Rounds: 2; selected: round {chosen}, by the best mean accuracy on valid" in card
     found = result.metrics()["test_accuracy"]
     line = f"| accuracy | {found['per_seed'][1]:.4f} | {found['mean']:.4f} ± {found['std']:.4f} |"
     assert line in card

@@ -209,7 +209,7 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
          "chebnet or disengcn"),
         ({"data": "NCI1", "protocol": "fedtad"}, "protocol 'fedtad' is for one graph, but 'NCI1' "
          "is a set of graphs; use --protocol strict or gcfl"),
-        ({"task": "graph"}, "task is graph, but 'lagoon' has nodes to classify; leave out --task"),
+        ({"task": "graph"}, "task is graph, but 'lagoon' has nodes to classify; remove --task"),
         ({"task": "node", "data": "NCI1"}, "task is node, but 'NCI1' has graphs to classify"),
         ({"task": "edge"}, "unknown task 'edge'"),
         ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; leave "
@@ -256,7 +256,7 @@ def test_files_give_what_they_say(tmp_path: Path) -> None:
         ("roundz = 3", ("unknown key in", "c.toml 'roundz'", "did you mean 'rounds'?")),
         ("rounds = 'x'", ("c.toml", "rounds cannot be 'x'; it takes a whole number")),
         ("rounds = 0", ("c.toml", "rounds is 0; give a whole number of at least 1")),
-        ("rounds = \n", ("c.toml is not valid TOML", "line 1", "mend it")),
+        ("rounds = \n", ("c.toml is not valid TOML", "line 1", "correct it")),
         (b"\xff\xfe", ("c.toml cannot be read",)),
         ("[set]\nlr = [1]", ("c.toml", "set cannot be")),
     ],

@@ -111,7 +111,7 @@ def found(tables, tmp_path_factory):
     words = [sys.executable, "-I", "-S", "-c", ALONE, json.dumps(pairs), str(alone)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "note: 16 edges between owners were left out\n"
+    assert done.stderr == "note: 16 edges between owners were removed\n"
     return list(zip(map(json.loads, done.stdout.splitlines()), expected, strict=True))
 
 

@@ -194,7 +194,7 @@ def test_the_confusion_matrix_has_every_test_node_once() -> None:
         ({"metric": "f1", "evaluate": "local", "fraction": 0.5}, "choose --evaluate deployed"),
         ({"threshold": "f1"}, "threshold cannot be 'f1'; give one of max_f1"),
         ({"threshold": "max_f1", "data": "lagoon:nodes=150"}, "a threshold is for two classes"),
-        ({"threshold": "max_f1", "evaluate": "local"}, "leave out one of the two"),
+        ({"threshold": "max_f1", "evaluate": "local"}, "remove one of the two"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_one_sentence(options: Any, words: str) -> None:

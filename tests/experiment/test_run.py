@@ -540,9 +540,9 @@ def test_a_run_on_a_group_resumes_from_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_group_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(ConfigError, match="one client for each data set; leave out --partition"):
+    with pytest.raises(ConfigError, match="one client for each data set; remove --partition"):
         atoll.run("fedavg", group(), partition="random", **GRAPHS)
-    with pytest.raises(ConfigError, match="leave out --clients 9"):
+    with pytest.raises(ConfigError, match="remove --clients 9"):
         atoll.run("fedavg", group(), clients=9, **GRAPHS)
 
 

@@ -1,1 +1,1 @@
-"""Data: loading, preparing, dividing and splitting graphs, and measuring how clients differ."""
+"""Data: loading, preparing, partitioning and splitting graphs, and measuring their differences."""

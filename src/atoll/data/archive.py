@@ -1,13 +1,14 @@
-"""A federation in one file: the clients' graphs end to end as safetensors, and how they were made.
+"""A federation in one file: the clients' graphs concatenated as safetensors, and their origin.
 
-The file is mapped, not read, so that a federation larger than memory can be opened (`lazy`), client
+The file is memory-mapped, so that a federation larger than memory can be opened (`lazy`), client
 by client. Nothing in it can run code.
 
-Arrays, with clients one after another: `nodes` and `edges` say where each client's begin, (K+1,);
-`edge`, (2, E), is counted inside a client; `weight`, (E,), is left out if all are one; `y`, `role`
-and `id`, (N,). `sparse`, (K,), says who has sparse features: `x_count` entries in each row,
-`x_column` and `x_value`, (F,), with clients' first in `entries`; the others have `x`, (N, D). Where
-graphs are classified: `root`, (N,), `has_features`, (K, D), and `has_classes`, (K, C).
+All arrays are concatenated over clients. `nodes` and `edges`, (K+1,), contain where each client
+begins. `edge`, (2, E), numbers nodes inside a client. `weight`, (E,), is omitted if all are one.
+`y`, `role` and `id` are (N,). `sparse`, (K,), marks clients with sparse features: `x_count` entries
+in each row, `x_column` and `x_value`, (F,), and each client's start in `entries`. The other clients
+have `x`, (N, D). For graph classification: `root`, (N,), `has_features`, (K, D), `has_classes`,
+(K, C).
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: int
     metric: str
     task: str  # by its name in `TASKS`
-    numbers: tuple[int, ...]  # each client's own number
+    numbers: tuple[int, ...]  # the number of each client
     batch_sizes: tuple[int, ...]  # training graphs in one step, by client; 0 for all at once
     about: dict[str, Any]  # how it was made: data, partition, split, seed, protocol, and more
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
-    """Write graphs without views or padding into one new file; it appears whole or not at all."""
+    """Write graphs, without views or padding, to a new file in one step."""
     path = new_file(path)
     graphs = list(federation.graphs)
     same = ("name", "features", "classes", "metric", "numbers")
@@ -83,7 +84,7 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
 
 
 def new_file(path: str | Path) -> Path:
-    """The file to write a federation to, by default `.atoll`; an existing one is refused."""
+    """Return the file to write a federation to, by default `.atoll`. Refuse an existing file."""
     path = Path(path).expanduser()
     path = path if path.suffix else path.with_suffix(SUFFIX)
     if path.exists():
@@ -131,19 +132,19 @@ def _starts(counts: list[int]) -> Tensor:
 
 
 def is_federation_file(name: str | Path) -> bool:
-    """Whether data of this name are a federation in one file, by its suffix or its first bytes."""
+    """Return whether data of this name are a federation file, by its suffix or first bytes."""
     try:
         path = Path(name).expanduser()
         if path.suffix == SUFFIX or not path.is_file():
             return path.suffix == SUFFIX
         with path.open("rb") as file:
             return _FORMAT.encode() in file.read(4096)[8:]
-    except (OSError, RuntimeError, ValueError):  # no name of a file, or none to be read
+    except (OSError, RuntimeError, ValueError):  # not the name of a readable file
         return False
 
 
 def read_header(path: str | Path) -> Header:
-    """The description in a federation's file; the arrays are not touched."""
+    """Read the description in a federation's file, without the arrays."""
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
@@ -175,9 +176,9 @@ def read_header(path: str | Path) -> Header:
 
 
 def memory_needed(path: str | Path) -> int:
-    """About how many bytes all clients take when they train, from the sizes of the arrays."""
-    # Features with their zeros are there once more as a product with the adjacency, and both again
-    # in stacks; of an edge, or an entry of sparse features, there are about a dozen numbers.
+    """Estimate the bytes that all clients take in training, from the sizes of the arrays."""
+    # Dense features exist again as a product with the adjacency, and both again in stacks. An edge,
+    # or an entry of sparse features, takes about a dozen numbers.
     path = Path(path).expanduser()
     try:
         with safe_open(path, framework="pt") as file:
@@ -189,7 +190,7 @@ def memory_needed(path: str | Path) -> int:
 
 
 def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
-    """The federation in a file, which must not change while it is in use; `lazy` keeps no graph."""
+    """Load the federation in a file, which must not change while in use. `lazy` keeps no graph."""
     path = Path(path).expanduser()
     header = read_header(path)
     try:
@@ -209,12 +210,12 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
 
 
 class _Parts:
-    """The mapped arrays, and how to cut one client's graph from them."""
+    """The mapped arrays, from which one client's graph is cut."""
 
     def __init__(self, path: Path, header: Header, arrays: Mapping[str, Tensor]) -> None:
         self.path, self.header, self.arrays = path, header, arrays
         sparse, sizes = arrays["sparse"].bool(), arrays["nodes"].diff()
-        # Rows of dense and of sparse features are counted apart, and so are sparse clients.
+        # Rows of dense and of sparse features are counted separately, and so are sparse clients.
         self.dense_rows = _starts((sizes * ~sparse).tolist())
         self.sparse_rows = _starts((sizes * sparse).tolist())
         self.sparse_before = _starts(sparse.long().tolist())

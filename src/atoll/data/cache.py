@@ -1,12 +1,12 @@
-"""A cache on disk of the clients of public and built-in data: dividing them costs once.
+"""A disk cache of the clients of public and built-in data, so that they are partitioned once.
 
-An entry's key is the SHA-256 of all that decides its content: the bytes of the raw files, the
-recipe, the seed, the code of Atoll's that reads and divides, and the versions of the packages that
-help. No entry ever changes, so none has to be invalidated. A user's own data are never put here.
+An entry's key is the SHA-256 of everything that determines its content: the bytes of the raw files,
+the recipe, the seed, the code of Atoll that reads and partitions, and the versions of the packages
+that it uses. Entries never change, so they need no invalidation. Own data are never cached.
 
-Entries are files of safetensors, never pickles: `KIND-KEY-CHECKSUM` in a folder of the first two
+Entries are safetensors files, never pickles: `KIND-KEY-CHECKSUM` in a folder of the first two
 letters of the key. A rename puts each into place, so that any number of processes may share the
-folder. A damaged entry is deleted, and made again.
+folder. A damaged entry is deleted and made again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from atoll.core.errors import DataError
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 OFF = "off"  # the value of ATOLL_CACHE, and of the command line's --no-cache
-LIMIT = 2 << 30  # bytes of all entries; the least recently used go first
+LIMIT = 2 << 30  # bytes of all entries; the least recently used are evicted first
 MOST = 4  # one entry takes at most the limit divided by this
 FORMAT = 1
 ENTRY = re.compile(r"([0-9a-f]{2})/[a-z]+-\1[0-9a-f]{62}-[0-9a-f]{8}")
-LEFT = re.compile(r"\.new-[a-z0-9_]{8}")  # the folder of an entry under way
+LEFT = re.compile(r"\.new-[a-z0-9_]{8}")  # the folder of an unfinished entry
 HELPERS = (
     *("numpy", "scipy", "scikit-learn", "scikit-network", "networkx", "python-louvain"),
     *("pymetis", "pyarrow", "torch", "torch_geometric", "ogb"),
@@ -60,14 +60,14 @@ class Cache:
 
     @classmethod
     def of_environment(cls) -> Cache | None:
-        """Below ATOLL_CACHE, XDG_CACHE_HOME/atoll or ~/.cache/atoll; None if it is off."""
+        """Return the cache below ATOLL_CACHE, XDG_CACHE_HOME/atoll or ~/.cache/atoll, if on."""
         given = os.environ.get("ATOLL_CACHE")
         shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "atoll")
         folder = Path(given) if given else shared
         return None if given == OFF else cls(folder.expanduser() / "prepared")
 
     def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
-        """The content of an entry; None if there is none, or none that is whole."""
+        """Return the content of an entry, or None if it is missing or damaged."""
         for path in self._shelf(key).glob(f"{kind}-{key}-*"):
             if not all(map(_is_own, (self.folder, path.parent, path))):
                 log.info("cache entry %s is not read: another user could have written it", path)
@@ -78,18 +78,18 @@ class Cache:
                 found = read(path)
                 os.utime(path)  # the time of the last use
                 return found
-            except FileNotFoundError:  # another process made room
+            except FileNotFoundError:  # another process evicted it
                 continue
-            except Exception as error:  # a damaged file may fail its reader in any way
+            except Exception as error:  # a damaged file may cause any error in its reader
                 log.warning("cache entry %s is damaged (%s); it is made again", path.name, error)
                 with suppress(OSError):
                     path.unlink()
         return None
 
     def write(self, kind: str, key: str, write: Callable[[Path], object], size: int = 0) -> None:
-        """Make an entry of the file that `write` writes; a full or read-only disk is no error."""
+        """Make an entry of the file that `write` writes. A full or read-only disk is no error."""
         if size > self.limit // MOST or any(self._shelf(key).glob(f"{kind}-{key}-*")):
-            return  # too large, or another process was quicker
+            return  # too large, or another process was faster
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.folder, shelf := self._shelf(key)):
@@ -108,28 +108,28 @@ class Cache:
             log.info("nothing is cached in %s: %s", self.folder, error)
 
     def entries(self) -> list[tuple[float, int, Path]]:
-        """The time of the last use, the size and the file of every entry, the oldest first."""
+        """Return the time of the last use, the size and the file of every entry, oldest first."""
         found = []
         for path in self.folder.glob("??/*-*-*"):
             if not ENTRY.fullmatch(f"{path.parent.name}/{path.name}"):
                 continue  # a file of another program
-            with suppress(OSError):  # another process made room
+            with suppress(OSError):  # another process evicted it
                 known = path.lstat()
                 if stat.S_ISREG(known.st_mode):
                     found.append((known.st_mtime, known.st_size, path))
         return sorted(found)
 
     def clear(self) -> None:
-        """Delete all entries, and no other file of the folder."""
+        """Delete all entries, but no other file of the folder."""
         for _, _, path in self.entries():
             path.unlink(missing_ok=True)
         self._clear_left_over()
         for folder in (*self.folder.glob("??"), self.folder):
-            with suppress(OSError):  # it holds other files, or is one
+            with suppress(OSError):  # it contains other files, or is a file
                 folder.rmdir()
 
     def hash_of(self, homes: Sequence[Path]) -> str:
-        """The SHA-256 of all raw files below some folders, by name and content.
+        """Return the SHA-256 of all raw files below these folders, by name and content.
 
         Files are read only when their size or a time stamp is new.
         """
@@ -167,7 +167,7 @@ class Cache:
         for left in self.folder.glob("??/.new-*"):
             if not LEFT.fullmatch(left.name):
                 continue
-            with suppress(OSError):  # it is a file, or holds others
+            with suppress(OSError):  # it is a file, or contains other files
                 if time.time() - left.lstat().st_mtime > STALE and not left.is_symlink():
                     for file in (*left.glob("entry.atoll"), *left.glob(".entry.atoll.*")):
                         file.unlink()
@@ -175,13 +175,13 @@ class Cache:
 
 
 def key_of(*parts: object) -> str:
-    """The key of an entry that these parts decide, besides code and packages."""
+    """Return the key of an entry that depends on these parts, on code and on packages."""
     text = json.dumps([FORMAT, __version__, _code(), _versions(), *parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder or a regular file is this user's, and no other user may write to it."""
+    """Return whether a folder or regular file belongs to this user and only it may write."""
     try:
         known = path.lstat()
     except OSError:
@@ -195,7 +195,7 @@ def _checksum(path: Path) -> str:
 
 
 def _raw_files(home: Path) -> Iterator[Path]:
-    """All files below a folder but those of PyG's own cache, and of a fetch under way."""
+    """Yield all files below a folder, except PyG's own cache and unfinished downloads."""
     for folder, below, names in os.walk(home):
         below[:] = sorted(name for name in below if not name.startswith((".", "processed")))
         yield from (Path(folder, name) for name in sorted(names))
@@ -203,7 +203,7 @@ def _raw_files(home: Path) -> Iterator[Path]:
 
 @cache
 def _code() -> str:
-    """A hash of the code that decides an entry: an edit must not find entries of before."""
+    """Return a hash of the code that determines an entry, so that edits make new entries."""
     package = Path(__file__).parents[1]
     roots = (package / part for part in CODE)
     files = [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Data = Source | GraphSet | GraphGroup
 DEGENERATE = ("no-edge", "single-class")  # clients that are refused unless the user allows them
 BY_SET = "by-set"  # the partition of a group: one set for each client
-BATCH_SIZE = 128  # training graphs in one step unless the user says otherwise; GCFL's number
+BATCH_SIZE = 128  # default number of training graphs in one step, as in GCFL
 WORDS = ("cora", "citeseer", "pubmed", "computers", "photo")
 """Planetoid and Amazon: data sets whose features are counts of words."""
 
@@ -33,7 +33,7 @@ WORDS = ("cora", "citeseer", "pubmed", "computers", "photo")
 def federate(
     source: Data,
     *,
-    clients: int | None = None,  # None where the recipe knows (a column, a group)
+    clients: int | None = None,  # None if the recipe determines it (a column, a group)
     partition: str | None = None,  # by default "louvain" for a graph, "gcfl-oneds" for a set
     split: str = "stratified",
     ratios: Ratios | None = None,  # of training, validation and testing; by default the recipe's
@@ -42,10 +42,10 @@ def federate(
     allow: Collection[str] = (),  # names from `DEGENERATE` that are accepted
     batch_size: int = BATCH_SIZE,  # training graphs in one step; 0 for all of a client's at once
 ) -> Federation:
-    """Divide a graph or a set of graphs among clients, or give each a set, and all of it roles.
+    """Partition a graph or a set of graphs among clients, and split every client's part.
 
-    `partition` and `split` are recipes of `data.partition` and `data.split`; a group knows only the
-    partition "by-set". One graph is never divided into batches.
+    `partition` and `split` are recipes of `data.partition` and `data.split`. A group gives each
+    client one set and knows only the partition "by-set". One graph is never cut into batches.
     """
     batching = WHOLE if isinstance(source, Source) else batching_of(batch_size)
     first = seed if partition_seed is None else partition_seed
@@ -90,7 +90,7 @@ def federate(
 
 
 def _client_names(source: Data, recipe: str) -> list[str]:
-    """The clients' names in order: values of an owner column, or the different sets of a group."""
+    """Return the clients' names in order: values of an owner column, or the sets of a group."""
     if not isinstance(source, Source):
         names = [one.name for one in source.sets] if isinstance(source, GraphGroup) else []
         return names if len(set(names)) == len(names) else []
@@ -114,21 +114,21 @@ def _graphs(
 
 
 def _divided(source: Data, partition: str | None, clients: int | None, seed: int) -> Partition:
-    """Who owns what; every set of a group goes whole to one client."""
+    """Return the parts of all clients. Each set of a group belongs to one client as a whole."""
     if not isinstance(source, GraphGroup):
         usual = "louvain" if isinstance(source, Source) else "gcfl-oneds"
         return divide(source.checked(), partition or usual, clients, seed)
     if partition not in (None, BY_SET):
-        advice = "leave out --partition"
+        advice = "remove --partition"
         raise ConfigError(f"group '{source.name}' has one client for each data set; {advice}")
     if clients not in (None, len(source.sets)):
         problem = f"group '{source.name}' has {len(source.sets)} data sets and one client for each"
-        raise ConfigError(f"{problem}; leave out --clients {clients}")
+        raise ConfigError(f"{problem}; remove --clients {clients}")
     return Partition(BY_SET, tuple(np.arange(one.checked().num_graphs) for one in source.sets))
 
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:
-    """Refuse a client that cannot take part; `labels` are -1 where unknown."""
+    """Refuse a client that cannot take part. Unknown `labels` are -1."""
     advice = "use fewer clients or another partition, or accept such clients with --allow"
     if not bool(graph.train.any()):
         advice = "use fewer clients, another partition or split, or a larger training share"
@@ -140,7 +140,7 @@ def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[s
 
 
 class InducedSubgraphs:
-    """Subgraphs of sets of nodes, each at the cost of these nodes; edges keep their order."""
+    """Subgraphs of sets of nodes, in time proportional to these nodes. Edges keep their order."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -151,7 +151,7 @@ class InducedSubgraphs:
         self.place = np.full(source.num_nodes, -1, dtype=np.int64)
 
     def part(self, ids: np.ndarray) -> Source:
-        """The subgraph with the nodes `ids`, numbered in that order."""
+        """Return the subgraph with the nodes `ids`, numbered in that order."""
         source = self.source
         leaving = _runs(self.first[ids], self.first[ids + 1] - self.first[ids])
         numbers = np.unique(self.by_source[leaving])
@@ -177,7 +177,7 @@ class InducedSubgraphs:
 def graph_of(
     part: Source, ids: np.ndarray, roles: np.ndarray, grows: Growth | None = None
 ) -> Graph:
-    """One client's graph as tensors; `ids` are its nodes' numbers in the undivided graph."""
+    """Return one client's graph as tensors. `ids` are its node numbers in the whole graph."""
     x, edges, y = _features(part.x), torch.from_numpy(part.edges), torch.from_numpy(part.y)
     weight = None if part.weight is None else torch.from_numpy(part.weight)
     own = torch.from_numpy(ids.astype(np.int32))
@@ -205,9 +205,9 @@ def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
 def joined_graphs(
     source: GraphSet, ids: np.ndarray, roles: np.ndarray, width: int, classes: int
 ) -> Graph:
-    """Some graphs of a set end to end; the first node, the root, has a graph's label and role."""
+    """Concatenate graphs of a set. The first node, the root, has a graph's label and role."""
     # The sets of a group differ. All clients have as many columns as the widest set and as many
-    # classes as the richest; `has_features` and `has_classes` mark those of a client.
+    # classes as the largest. `has_features` and `has_classes` mark the client's own.
     sizes = np.diff(source.node_ptr)[ids]
     starts = np.cumsum(sizes) - sizes
     nodes = _runs(source.node_ptr[ids], sizes)
@@ -217,7 +217,7 @@ def joined_graphs(
     order = np.argsort(graph_of_edge, kind="stable")
     counts = np.bincount(graph_of_edge, minlength=source.num_graphs)
     chosen = order[_runs((np.cumsum(counts) - counts)[ids], counts[ids])]
-    # Nodes are counted from where their graph starts at the client.
+    # Node numbers start at the client's first node of their graph.
     moved = np.repeat(starts - source.node_ptr[ids], counts[ids])
     x = source.x[nodes]
     if np.count_nonzero(x) >= SPARSE_BELOW * nodes.size * width:
@@ -240,13 +240,13 @@ def joined_graphs(
 
 
 def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """starts[0], starts[0] + 1, ... for sizes[0] numbers, then from starts[1] on, and so forth."""
+    """Return starts[0], starts[0] + 1, ... (sizes[0] numbers), then from starts[1], and so on."""
     before = np.cumsum(sizes) - sizes
     return np.asarray(np.arange(int(sizes.sum())) + np.repeat(starts - before, sizes))
 
 
 def largest_component(source: Source) -> Source:
-    """Only the largest connected component; the lowest node number decides between equals."""
+    """Keep only the largest connected component. Ties go to the lowest node number."""
     import scipy.sparse as sp
     from scipy.sparse.csgraph import connected_components
 
@@ -259,7 +259,7 @@ def largest_component(source: Source) -> Source:
 
 
 def row_normalized(source: Source) -> Source:
-    """Features divided by their row's sum (a row of zeros stays)."""
+    """Divide features by their row's sum. A row of zeros stays."""
     total = np.asarray(source.x.sum(axis=1)).reshape(-1)
     scale = np.divide(1.0, total, out=np.zeros(total.shape), where=total != 0).astype(np.float32)
     if isinstance(source.x, np.ndarray):
@@ -270,7 +270,7 @@ def row_normalized(source: Source) -> Source:
 
 
 def words_normalized(source: Source) -> Source:
-    """`row_normalized` for the data sets that FED-PUB normalises, and no others."""
+    """Apply `row_normalized` to the data sets that FED-PUB normalises, and to no others."""
     return row_normalized(source) if source.name.lower() in WORDS else source
 
 

@@ -1,14 +1,15 @@
 """A federation with only one kind of heterogeneity (FedTAD, Section 3 and Fig. 1b).
 
-    nodes           every client keeps its nodes and loses its edges
-    topology        every client gets the nodes, labels and split of one client; client i gets
-                    i · ratio · E random edges on top of that client's E edges, client 0 none
-    class-topology  the same nodes, but every client gets ratio · E random edges, each of them
-                    between a node of the client's "own" classes and one of another class; the
-                    classes are dealt round, class j to client j mod K
+- `nodes`: every client keeps its nodes and loses its edges.
+- `topology`: every client gets the nodes, labels, split and E edges of one client. Client i also
+  gets i · ratio · E random edges, so client 0 gets none.
+- `class-topology`: the same nodes, but every client gets ratio · E random edges. Each of them joins
+  a node of the client's "own" classes and a node of another class. Class j belongs to client j
+  mod K.
 
-Random edges lower the homophily of all classes alike. The client in the paper's Fig. 1(c) is strong
-in one class and weak in another; the text does not say how: `class-topology` is one way.
+Random edges lower the homophily of all classes equally. The client in the paper's Fig. 1(c) is
+strong in one class and weak in another, and the text does not explain why. `class-topology` is one
+possible explanation.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from atoll.core.graph import Graph
 from atoll.data.source import undirected_pairs
 
 VARY = ("none", "nodes", "topology", "class-topology")
-RATIO = 0.5  # random edges, as a share of the edges that are there
-_IDLE = 50  # draws without a new pair after which there is taken to be none left
+RATIO = 0.5  # random edges, as a share of the existing edges
+_IDLE = 50  # draws without a new pair after which no pair is assumed to be left
 
 Allowed = Callable[[np.ndarray], np.ndarray]  # which of the pairs (2, P) may be drawn, (P,) bool
 
@@ -35,7 +36,7 @@ Allowed = Callable[[np.ndarray], np.ndarray]  # which of the pairs (2, P) may be
 def vary_federation(
     federation: Federation, vary: str, *, client: int = 0, ratio: float = RATIO, seed: int = 0
 ) -> Federation:
-    """The federation with only one kind of variation, or unchanged for "none".
+    """Return the federation with only one kind of variation, or unchanged for "none".
 
     For the topology variations all clients get the nodes of `client`, and `ratio` times its edges
     at random, by the seed and the clients' numbers.
@@ -64,18 +65,16 @@ def vary_federation(
 
 
 def check_client_number(federation: Federation, client: int) -> None:
-    """Refuse a client that is not there, or that is alone."""
+    """Refuse an unknown client, or a client without others."""
     if len(federation) < 2:
-        raise DataError(
-            "a federation of one client has nobody left without it; give two clients or more"
-        )
+        raise DataError("a federation of one client has no other client; give two clients or more")
     if client not in federation.numbers:
         advice = f"give a number from {min(federation.numbers)} to {max(federation.numbers)}"
         raise ConfigError(f"client {client} is not among the {len(federation)} clients; {advice}")
 
 
 def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, rng: Rng) -> Graph:
-    """The common graph with the random edges of the client at `place`."""
+    """Return the common graph with the random edges of the client at `place`."""
     if vary == "topology":
         anything = np.ones(1, dtype=bool)
         return _with_random_edges(base, place * ratio, lambda _: anything, rng)
@@ -84,17 +83,17 @@ def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, r
     own = np.unique(labels[known])[place::clients]
 
     def allowed(pairs: np.ndarray) -> np.ndarray:
-        """Whether both classes are known and differ, and one of them is among `own`."""
+        """Return whether both classes are known and differ, and one of them is in `own`."""
         ends = labels[pairs]
         differ = (ends >= 0).all(axis=0) & (ends[0] != ends[1])
         return np.asarray(differ & np.isin(ends, own).any(axis=0))
 
-    # A client for which no class is left keeps the graph unchanged.
+    # A client without own classes keeps the graph unchanged.
     return _with_random_edges(base, ratio if own.size else 0.0, allowed, rng)
 
 
 def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -> Graph:
-    """The graph with `share` times as many new edges as it has, between unconnected nodes."""
+    """Return the graph with `share` times its edges added, between unconnected nodes."""
     nodes = graph.num_nodes
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
     count, wanted = pairs.shape[1], round(share * pairs.shape[1])
@@ -102,7 +101,7 @@ def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -
         problem = "the client in question has no edge, so that its topology cannot be varied"
         raise DataError(f"{problem}; choose another client")
     found = pairs[0] * nodes + pairs[1]
-    # Known beforehand for any two nodes; noticed below where not every pair is allowed.
+    # Known in advance if any two nodes may be joined. Otherwise noticed below.
     idle = 0 if count + wanted <= nodes * (nodes - 1) // 2 else _IDLE
     while found.size < count + wanted:
         if idle >= _IDLE:
@@ -113,10 +112,10 @@ def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -
         ends = ends[:, (ends[0] < ends[1]) & allowed(ends)]
         fresh = np.setdiff1d(ends[0] * nodes + ends[1], found)
         idle = 0 if fresh.size else idle + 1
-        # Shuffled: the head of a sorted list belongs to the nodes with the smallest numbers.
+        # Shuffle, because the start of a sorted list contains the smallest node numbers.
         found = np.concatenate([found, rng.permutation(fresh)])
     new = np.stack(np.divmod(found[count : count + wanted], nodes))
     edges = torch.cat([graph.edges, torch.from_numpy(np.hstack([new, new[::-1]]))], dim=1)
-    # As heavy as the others: among weights in the thousands, an edge of weight one is none.
+    # With the mean weight of the others: next to weights in the thousands, 1 has no effect.
     weight = graph.edge_weight.mean().expand(2 * wanted)
     return replace(graph, edges=edges, edge_weight=torch.cat([graph.edge_weight, weight]))

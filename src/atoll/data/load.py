@@ -1,4 +1,4 @@
-"""One name for every kind of data: the built-in generators, a public data set, or a path."""
+"""Loading of any data by name: a built-in generator, a public data set, or a path."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def load(
     own: Mapping[str, object] | None = None,  # fields of `OwnOptions`
     encoder: Encoder | None = None,  # of an earlier run, which the user's tables must fit
     measure: str = "federated",  # how several owners measure columns: `own.agree.MODES`
-    private: bool = False,  # whether the schema must declare what owners would tell
+    private: bool = False,  # whether the schema must declare statistics that owners would send
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
-    """A source, and the sentences of the loader of a user's own data.
+    """Load a source. Return it, and the notes of the loader of a user's own data.
 
-    A name is "lagoon" or "archipelago" (with knobs: "lagoon:homophily=0.3"), a data set's or a
+    A name is "lagoon" or "archipelago" (with options: "lagoon:homophily=0.3"), a data set's or a
     group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
     """
     if not name.strip():
@@ -47,7 +47,7 @@ def load(
             start = "a saved path counts from the folder in which the run was started"
             raise DataError(f"there is no '{name}' here; {start}: go there, or give --data")
         given = "--schema" if schema is not None else "--own"
-        raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; leave it out")
+        raise ConfigError(f"{given} is for a graph of your own, but data is '{name}'; remove it")
     if built_in(name):
         return make_lagoon(parse_lagoon(name), clients, seed), []
     if is_own(name):
@@ -79,7 +79,7 @@ def load(
 
 
 def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, int | None]:
-    """The options features and max_degree of a set of graphs, or of a group; one graph has none."""
+    """Return the options features and max_degree of a graph set or group. Refuse any others."""
     is_node_set = not sets_of_group(name) and dataset_info(name).task == NODES.name
     for option in options:
         if is_node_set:
@@ -92,11 +92,11 @@ def _graph_set_options(name: str, options: Mapping[str, Value]) -> tuple[str, in
 
 
 def is_own(name: str) -> bool:
-    """Whether a name of data means the user's own files."""
+    """Return whether a name of data refers to the user's own files."""
     if built_in(name):
         return False
     path = Path(name).expanduser()
-    # A folder that happens to be called like a public set does not hide it.
+    # A folder with the name of a public set does not hide the set.
     return "/" in name or bool(path.suffix) or (not _is_public(name) and path.exists())
 
 
@@ -107,7 +107,7 @@ def _is_public(text: str) -> bool:
 
 
 def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
-    """Options from the command line's words."""
+    """Parse the options of a user's own data from the command line."""
     inner = ("columns", "encoder", "private")
     known = [field.name for field in fields(OwnOptions) if field.name not in inner]
     columns = {key: value for key, value in given.items() if "." in key}  # as in age.scale=log
@@ -127,7 +127,7 @@ def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
 
 
 def as_one_graph(source: Source | GraphSet | GraphGroup) -> Source:
-    """The source, if it is one graph."""
+    """Return the source if it is one graph, otherwise raise an error."""
     if not isinstance(source, Source):
         advice = "this command needs one graph: see `atoll datasets`"
         raise ConfigError(f"'{source.name}' is a set of graphs with one label each; {advice}")

@@ -1,4 +1,4 @@
-"""One whole graph, or one set of small graphs, still undivided, in NumPy and SciPy."""
+"""One whole graph, or one set of small graphs, before the partition, in NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UNSEEN, MISSING = 3, 4  # nodes that arrive after training; of a class without t
 
 
 def compact(x: np.ndarray | sp.csr_array, sparse_below: float) -> np.ndarray | sp.csr_array:
-    """Features as float32; as CSR when the share of non-zero entries is smaller."""
-    import scipy.sparse as sp  # here and below: half a second that a cached run does not need
+    """Convert features to float32, and to CSR if the share of non-zeros is below the limit."""
+    import scipy.sparse as sp  # late: it takes half a second, which a cached run saves
 
     x = x.astype(np.float32, copy=False)
     entries = np.count_nonzero(x) if isinstance(x, np.ndarray) else x.count_nonzero()
@@ -36,7 +36,7 @@ def compact(x: np.ndarray | sp.csr_array, sparse_below: float) -> np.ndarray | s
 
 
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted pairs of connected nodes, (2, P), the smaller first, and their first edges, (P,)."""
+    """Return sorted pairs of connected nodes, (2, P), smaller first, and first edges, (P,)."""
     low, high = edges.min(axis=0), edges.max(axis=0)
     places = np.flatnonzero(low != high)
     keys = low[places].astype(np.int64) * nodes + high[places]
@@ -45,7 +45,7 @@ def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndar
 
 
 def both_directions(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every pair of connected nodes as two edges in ascending order, and the edge each is from."""
+    """Return each pair of connected nodes as two ascending edges, and the edge each is from."""
     pairs, first = undirected_pairs(edges, nodes)
     doubled = np.concatenate([pairs, pairs[::-1]], axis=1)
     order = np.lexsort((doubled[1], doubled[0]))
@@ -81,14 +81,14 @@ class _Labelled:
 
 @dataclass(frozen=True, eq=False)
 class Source(_Labelled):
-    """One whole graph, before it is divided among owners."""
+    """One whole graph, before its partition among owners."""
 
     name: str
-    x: np.ndarray | sp.csr_array  # (N, D) float32; CSR when most entries are zero
-    edges: np.ndarray  # (2, E) int64, source -> target; an undirected edge stands twice
-    y: np.ndarray  # (N,) int64 in 0..classes-1, or -1 where unknown
+    x: np.ndarray | sp.csr_array  # (N, D) float32; CSR if most entries are zero
+    edges: np.ndarray  # (2, E) int64, source -> target; an undirected edge occurs twice
+    y: np.ndarray  # (N,) int64 in 0..classes-1, or -1 if unknown
     classes: int
-    weight: np.ndarray | None = None  # (E,) float32, or None when all are one
+    weight: np.ndarray | None = None  # (E,) float32, or None if all are one
     split: np.ndarray | None = None  # given roles, (N,) int8 of TRAIN/VAL/TEST/UNUSED
     # Further node columns by name, (N,) each, for example an owner.
     columns: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
@@ -103,24 +103,24 @@ class Source(_Labelled):
         return int(self.x.shape[0])
 
     def prepared(self) -> Source:
-        """`undirected_simple`, unless the user decided how edges are to be."""
+        """Return `undirected_simple`, unless the user decided on the form of edges."""
         return self if self.settled else self.undirected_simple()
 
     def undirected_simple(self) -> Source:
-        """The same graph with every edge in both directions, without self-loops and duplicates."""
+        """Return the graph with all edges in both directions, without loops and duplicates."""
         if self.num_nodes == 0 or self.edges.shape[1] == 0 or self._is_undirected_simple():
             return self
         order = np.arange(self.edges.shape[1])
         if self.edge_time is not None:  # a pair exists from its earliest edge on
             order = np.argsort(self.edge_time, kind="stable")
         edges, first = both_directions(self.edges[:, order], self.num_nodes)
-        # The two directions of an undirected edge carry one weight: the first one given.
+        # The two directions of an undirected edge have the same weight: the first one given.
         weight = None if self.weight is None else self.weight[order[first]]
         time = None if self.edge_time is None else self.edge_time[order[first]]
         return replace(self, edges=edges, weight=weight, edge_time=time)
 
     def _is_undirected_simple(self) -> bool:
-        """Whether edges are in ascending order, each once in both directions, without loops."""
+        """Return whether edges are ascending, once in both directions, and without loops."""
         (begins, ends), n = self.edges, self.num_nodes
         if begins[0] > begins[-1] or (begins == ends).any() or max(n, ends.size) >= 1 << 31:
             return False
@@ -137,7 +137,7 @@ class Source(_Labelled):
         return all(np.array_equal(getattr(rows, part), getattr(columns, part)) for part in same)
 
     def checked(self) -> Source:
-        """Refuse a graph that no method could use; each refusal is one sentence."""
+        """Refuse a graph that no method could use, with a one-sentence error."""
         name, n = self.name, self.num_nodes
         if n == 0:
             raise DataError(f"data '{name}' has no nodes; give a graph with at least one node")
@@ -153,7 +153,7 @@ class Source(_Labelled):
 
 @dataclass(frozen=True, eq=False)
 class GraphSet(_Labelled):
-    """A set of small graphs with one label each, stored end to end."""
+    """A set of small graphs with one label each, stored concatenated."""
 
     name: str
     x: np.ndarray  # features of all nodes of all graphs, (N, D) float32
@@ -168,30 +168,30 @@ class GraphSet(_Labelled):
         return int(self.y.shape[0])
 
     def graph_of_node(self) -> np.ndarray:
-        """The graph that each node belongs to, (N,)."""
+        """Return the graph of each node, (N,)."""
         return np.repeat(np.arange(self.num_graphs), np.diff(self.node_ptr))
 
     def undirected_simple(self) -> GraphSet:
-        """The same graphs with edges in both directions, without self-loops and duplicates."""
+        """Return the graphs with edges in both directions, without loops and duplicates."""
         return replace(self, edges=both_directions(self.edges, len(self.x))[0])
 
     prepared = undirected_simple
 
     def checked(self) -> GraphSet:
-        """Refuse a set of graphs that no method could use; each refusal is one sentence."""
+        """Refuse a set of graphs that no method could use, with a one-sentence error."""
         name = self.name
         if self.num_graphs == 0:
             raise DataError(f"data '{name}' has no graphs; give a set with at least one graph")
         empty = np.flatnonzero(np.diff(self.node_ptr) < 1)
         if empty.size:
             problem = f"graph {int(empty[0])} has no nodes ({empty.size} such graphs in all)"
-            raise DataError(f"data '{name}': {problem}; leave them out")
+            raise DataError(f"data '{name}': {problem}; remove them")
         self._check_values("graph")
         owner = self.graph_of_node()
         if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= owner.size):
             raise DataError(f"data '{name}' has an edge to a node that is not there")
         if (owner[self.edges[0]] != owner[self.edges[1]]).any():
-            raise DataError(f"data '{name}' has an edge from one graph to another; leave it out")
+            raise DataError(f"data '{name}' has an edge from one graph to another; remove it")
         return self
 
 
@@ -203,7 +203,7 @@ class GraphGroup:
     sets: tuple[GraphSet, ...]
 
     def undirected_simple(self) -> GraphGroup:
-        """Every set with edges in both directions, without self-loops and duplicates."""
+        """Return every set with edges in both directions, without loops and duplicates."""
         return replace(self, sets=tuple(one.undirected_simple() for one in self.sets))
 
     prepared = undirected_simple

@@ -1,4 +1,4 @@
-"""Which nodes (or graphs) of each client are for training, validation and testing."""
+"""Splits of each client's nodes (or graphs) into training, validation and testing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from atoll.data.source import (
 )
 from atoll.data.spec import Value, check_seed, check_whole, options_of, parse_recipe
 
-Ratios = tuple[float, float, float]  # shares for training, validation and testing; they sum to one
+Ratios = tuple[float, float, float]  # shares of training, validation and testing; their sum is one
 Data = Source | GraphSet
 Parts = Sequence[np.ndarray]
 Roles = list[np.ndarray]
-"""For each client int8 roles, in the order of its ids; UNUSED where there is no label (-1)."""
+"""For each client int8 roles, in the order of its ids. Nodes without a label (-1) are UNUSED."""
 
 NODE_RATIOS: Ratios = (0.2, 0.4, 0.4)
 GRAPH_RATIOS: Ratios = (0.8, 0.1, 0.1)
@@ -52,7 +52,7 @@ def split(
 def _resolved(
     source: Data, recipe: str, ratios: Ratios | None, options: dict[str, Value]
 ) -> tuple[str, Ratios, dict[str, Value]]:
-    """A recipe's name, its shares and its options, all checked."""
+    """Return a recipe's name, its shares and its options, all checked."""
     if recipe.startswith("time:") and "=" not in recipe.partition(",")[0]:
         recipe = recipe.replace("time:", "time:column=", 1)
     recipe, named = parse_recipe(recipe)
@@ -78,17 +78,17 @@ def _resolved(
 
 
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """The strict default: per client and class, without the drift of per-class rounding."""
-    # A client's nodes stand in a row, class after class, shuffled inside a class. Roles are spread
+    """Split by client and class, without the drift of per-class rounding (strict default)."""
+    # A client's nodes form a row, class after class, shuffled inside a class. Roles are spread
     # evenly along the row: each class gets its share to within about one node, and the totals are
-    # the rounded ratios, with at least one training node. A node that several clients hold has the
-    # same role at all of them, so that no client trains on a test node of another.
+    # the rounded ratios, with at least one training node. A node of several clients has the same
+    # role at all of them, so that no client trains on a test node of another.
     role_of = np.full(len(source.y), UNUSED, dtype=np.int8)
     for client, ids in enumerate(parts):
         rng = np.random.default_rng([seed, client])
         fresh = np.unique(ids)
         fresh = rng.permutation(fresh[(source.y[fresh] >= 0) & (role_of[fresh] == UNUSED)])
-        # In a random order of classes, or the first class would round down at every client.
+        # In a random order of classes. Otherwise the first class would always round down.
         rank = rng.permutation(source.classes)
         row = fresh[np.argsort(rank[source.y[fresh]], kind="stable")]
         role_of[row] = TEST
@@ -103,12 +103,12 @@ def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def _evenly(count: int, share: float) -> np.ndarray:
-    """True at round(share * count) of `count` places, evenly spread."""
+    """Return True at round(share * count) of `count` places, evenly spread."""
     return np.asarray(np.diff(np.floor(share * np.arange(count + 1) + 0.5)) > 0)
 
 
 def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client and class: cut at int(train · n) and int((train + validation) · n)."""
+    """Split by client and class: cut at int(train · n) and int((train + validation) · n)."""
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         rng = np.random.default_rng([seed, client])
@@ -119,9 +119,9 @@ def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client and class: int(train · n), then int(validation · n), the rest for testing."""
-    # One Python generator shuffles class by class, client by client: with seed 2024 and FedTAD's
-    # own partition of Cora, FedTAD and FedATH published their numbers on these very roles.
+    """Split by client and class: int(train · n), then int(validation · n), the rest for testing."""
+    # One Python generator shuffles class by class, client by client. With seed 2024 and FedTAD's
+    # own partition of Cora, these are the roles of the published numbers of FedTAD and FedATH.
     rng = python_random.Random(seed)
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for ids, roles in zip(parts, result, strict=True):
@@ -133,18 +133,18 @@ def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def _by_class(y: np.ndarray) -> list[list[int]]:
-    """The places of every class, classes ascending."""
+    """Return the places of every class, classes ascending."""
     return [np.flatnonzero(y == label).tolist() for label in np.unique(y)]
 
 
 def _three_runs(count: int, first: int, second: int) -> np.ndarray:
-    """TRAIN up to `first`, VAL up to `second`, TEST up to `count`."""
+    """Return TRAIN up to `first`, VAL up to `second`, TEST up to `count`."""
     sizes = [first, second - first, count - second]
     return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), sizes)
 
 
 def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client: one shuffle, classes ignored, cut at the rounded ratios (FedGTA, AdaFGL)."""
+    """Split by client: one shuffle without classes, cut at rounded ratios (FedGTA, AdaFGL)."""
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         labelled = np.flatnonzero(source.y[ids] >= 0)
@@ -155,7 +155,7 @@ def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Per client: scikit-learn's stratified draw of training against the rest, then of the rest."""
+    """Split by client with scikit-learn, stratified: training and the rest, then the rest."""
     from sklearn.model_selection import train_test_split
 
     other, result = ratios[1] + ratios[2], []
@@ -176,10 +176,10 @@ def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def global_(source: Data, parts: Parts, seed: int, ratios: Ratios, *, draw: int = 0) -> Roles:
-    """One torch permutation of all nodes: training, then testing, then the rest for validation."""
+    """Split one torch permutation of all nodes: training, testing, the rest for validation."""
     # FED-PUB (and FedIIH) draws its settings from one seed in order, so its split for 5, 10 and 20
-    # clients is `draw` 0, 1 and 2 of seed 1234. A node has one role, whoever holds it. Not
-    # stratified, and a client may be left without a training node.
+    # clients is `draw` 0, 1 and 2 of seed 1234. A node has one role at all its clients. The split
+    # is not stratified, and a client may have no training node.
     import torch
 
     check_whole("draw", draw, 0)
@@ -196,7 +196,7 @@ def global_(source: Data, parts: Parts, seed: int, ratios: Ratios, *, draw: int 
 
 
 def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """The roles that came with the data; seed and ratios have no effect."""
+    """Return the roles that came with the data. Seed and ratios have no effect."""
     if isinstance(source, GraphSet) or source.split is None:
         problem = f"data '{source.name}' comes without a split, so split 'given' is not possible"
         raise DataError(f"{problem}; use split 'stratified'")
@@ -204,14 +204,14 @@ def given(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def time_column(recipe: str | None) -> str | None:
-    """The column of a split by time; None for other splits."""
+    """Return the column of a split by time, or None for other splits."""
     name, _, rest = (recipe or "").partition(":")
     column = rest.partition(",")[0].removeprefix("column=")
     return column if name == "time" and column else None
 
 
 def inductive(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """As `stratified`; nodes to be tested, and their edges, are absent in training (`Growth`)."""
+    """Split as `stratified`. Test nodes and their edges are absent in training (`Growth`)."""
     return stratified(source, parts, seed, ratios)
 
 
@@ -225,10 +225,10 @@ def time(
     val: Value | None = None,
     test: Value | None = None,
 ) -> Roles:
-    """Training before validation before testing, by a node column; all clients have one calendar.
+    """Split by time: the earliest nodes train, later ones validate, the latest ones test.
 
-    The times where validation and testing begin follow from the ratios of the labelled nodes, or
-    are given (`time:signup,val=2024-06-01,test=2024-07-01`). The seed has no effect.
+    All clients use the same two cut-off times. They follow from the ratios of the labelled nodes,
+    or are given (`time:signup,val=2024-06-01,test=2024-07-01`). The seed has no effect.
     """
     stages = Growth(column, _cuts(source, ratios, column, val, test)).of_nodes(source)
     roles = np.array([TRAIN, VAL, TEST], dtype=np.int8)[stages]
@@ -244,10 +244,11 @@ def unseen(
     share: float = 0.2,
     classes: int = 1,
 ) -> Roles:
-    """Per client, nodes that arrive after training, some of classes that training lacks (FedLoG).
+    """Make nodes of each client arrive after training, some of classes it lacks (FedLoG).
 
-    All nodes of some drawn `classes` are MISSING, and a `share` of every other class is UNSEEN. The
-    rest has the roles of `stratified`. Our reconstruction: the paper's own draw is not public.
+    All nodes of `classes` drawn classes are MISSING, and a `share` of every other class is UNSEEN.
+    The rest has the roles of `stratified`. The paper's own draw is not public, so this one is
+    reconstructed.
     """
     check_whole("classes", classes, 0)
     if not isinstance(share, int | float) or not 0 <= share < 1:
@@ -277,7 +278,7 @@ def unseen(
 def _cuts(
     source: Source, ratios: Ratios, column: str, val: Value | None, test: Value | None
 ) -> tuple[float, float]:
-    """The times where validation and testing begin."""
+    """Return the times at which validation and testing begin."""
     if column not in source.columns:
         listed = ", ".join(sorted(source.columns)) or "none"
         problem = f"split 'time:{column or 'COLUMN'}' needs a node column of '{source.name}'"
@@ -300,7 +301,7 @@ def _cuts(
 
 
 def _times(values: np.ndarray, what: str) -> np.ndarray:
-    """Numbers, dates, or texts that are one of them, as float64; dates in seconds."""
+    """Convert numbers, dates, or texts of either to float64. Dates become seconds."""
     try:
         if values.dtype.kind in "OUS":
             texts = values.astype(str)
@@ -321,35 +322,35 @@ def _times(values: np.ndarray, what: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Growth:
-    """When nodes and edges appear: in training (stage 0), validation (1) or testing (2)."""
+    """The stage in which nodes and edges appear: training (0), validation (1) or testing (2)."""
 
-    column: str = ""  # the node column of times; "" goes by the roles
-    cuts: tuple[float, float] = (np.inf, np.inf)  # the times where stages 1 and 2 begin
+    column: str = ""  # the node column of times, or "" to use the roles
+    cuts: tuple[float, float] = (np.inf, np.inf)  # the times at which stages 1 and 2 begin
     first: int = VAL  # without a column, the first role that is absent in training
 
     def of_nodes(self, part: Source, roles: np.ndarray | None = None) -> np.ndarray:
-        """The stage of each node, (N,) int8; without a column, one of no role is always there."""
+        """Return the stage of each node, (N,) int8. Without column and role, it is 0."""
         if not self.column:
             assert roles is not None
             return np.asarray(np.where(roles >= self.first, roles, 0), dtype=np.int8)
         return self.of_times(_times(part.columns[self.column], f"column '{self.column}'"))
 
     def of_edges(self, part: Source, of_nodes: np.ndarray) -> np.ndarray:
-        """The stage of each edge, (E,) int8: both ends are there, and its own time has come."""
+        """Return the stage of each edge, (E,) int8, from its two nodes and its own time."""
         found = np.asarray(of_nodes[part.edges].max(0))
         if self.column and part.edge_time is not None:
             found = np.maximum(found, self.of_times(_times(part.edge_time, "the time of edges")))
         return found
 
     def of_times(self, times: np.ndarray) -> np.ndarray:
-        """The stage of each time, int8."""
+        """Return the stage of each time, int8."""
         return np.asarray((times[:, None] >= np.array(self.cuts)).sum(1).astype(np.int8))
 
 
 def growth(
     source: Data | GraphGroup, recipe: str, ratios: Ratios | None, **options: Value
 ) -> Growth | None:
-    """When nodes and edges appear in a split; None where all are there from the start."""
+    """Return when nodes and edges appear in a split, or None if all are present from the start."""
     if not isinstance(source, Source):
         return None
     recipe, shares, options = _resolved(source, recipe, ratios, options)

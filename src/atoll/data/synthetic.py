@@ -1,9 +1,9 @@
 """Lagoon, the built-in data: several owners' parts of one citation-like graph.
 
 Every document has a class (its field), an owner (a library), a popularity, and a bag of words
-drawn from its field's vocabulary. It cites popular documents, mostly of its field (homophily) and
-mostly of its library. Archipelago is the same generator for scale: any number of owners, each with
-a small graph and no edge to the others.
+from its field's vocabulary. It cites popular documents, mostly of its field (homophily) and mostly
+of its library. Archipelago is the same generator for scale: any number of owners, each with a small
+graph and no edge to the others.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lagoon:
-    """The knobs.
+    """The options of the generator.
 
     Attributes:
-        nodes: Documents in all.
+        nodes: Number of documents.
         classes: Fields.
         words: Size of the vocabulary.
         words_per_node: Words in a document.
         degree: Mean number of neighbours.
         homophily: Share of citations inside the field.
-        label_skew: 0 every owner has all fields alike, towards 1 each owner has few.
-        topology_skew: How far owners' homophily spreads around `homophily`.
-        feature_noise: Share of words that say nothing about the field.
+        label_skew: At 0 every owner has all fields equally, towards 1 each owner has few.
+        topology_skew: Spread of the owners' homophily around `homophily`.
+        feature_noise: Share of words that are independent of the field.
         own_library: Share of citations inside the owner's library.
     """
 
@@ -48,14 +48,14 @@ class Lagoon:
     feature_noise: float = 0.7
     own_library: float = 0.85
 
-    owners: ClassVar[int | None] = None  # unless the user says; None asks the protocol
-    dense: ClassVar[bool] = False  # whether words are stored with their zeros
+    owners: ClassVar[int | None] = None  # default number of owners; None asks the protocol
+    dense: ClassVar[bool] = False  # whether words are stored densely
 
     def __post_init__(self) -> None:
         self._check(type(self).__name__.lower())
 
     def owner(self, owners: int, rng: np.random.Generator) -> np.ndarray:
-        """The owner of each document, ascending."""
+        """Return the owner of each document, ascending."""
         if owners < 1 or self.nodes < 10 * owners:
             problem = f"lagoon with {self.nodes} nodes cannot have {owners} clients"
             advice = f"give 1 to {self.nodes // 10}, or more nodes (--data lagoon:nodes=...)"
@@ -76,14 +76,19 @@ class Lagoon:
 
 @dataclass(frozen=True)
 class Archipelago(Lagoon):
-    """The knobs, those of lagoon and two more."""
+    """The options of lagoon, and two more.
+
+    Attributes:
+        least: Fewest documents of an owner.
+        most: Most documents of an owner. Sizes are drawn uniformly between the two.
+    """
 
     nodes: int = field(default=0, init=False)
     words: int = 64
     label_skew: float = 0.2
     own_library: float = 1.0
-    least: int = 50  # fewest documents of an owner
-    most: int = 200  # most documents of an owner; sizes are drawn evenly between the two
+    least: int = 50
+    most: int = 200
 
     owners: ClassVar[int | None] = 1000
     dense: ClassVar[bool] = True
@@ -97,21 +102,21 @@ class Archipelago(Lagoon):
         if not 10 <= self.least <= self.most:
             problem = f"{who}: owners of {self.least} to {self.most} nodes are not possible"
             raise ConfigError(f"{problem}; give least from 10 on and most from least on")
-        object.__setattr__(self, "nodes", self.least)  # what the smallest owner's graph allows
+        object.__setattr__(self, "nodes", self.least)  # the limit of the smallest owner's graph
         super()._check(who)
 
 
 BUILT_IN: dict[str, type[Lagoon]] = {"lagoon": Lagoon, "archipelago": Archipelago}
-"""The generators by the names that users give."""
+"""The generators by their names."""
 
 
 def built_in(text: str) -> type[Lagoon] | None:
-    """The generator that a name of data means, with knobs or without; None for other data."""
+    """Return the generator for a name of data, with or without options, or None for other data."""
     return BUILT_IN.get(text.partition(":")[0])
 
 
 def parse_lagoon(text: str) -> Lagoon:
-    """The knobs in `lagoon:homophily=0.3,nodes=5000`."""
+    """Parse the options in `lagoon:homophily=0.3,nodes=5000`."""
     name, _, given = text.partition(":")
     made = BUILT_IN[name]
     kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(made) if f.init}
@@ -129,10 +134,10 @@ def parse_lagoon(text: str) -> Lagoon:
 
 
 def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
-    """Draw the graph; its owners stand in the column `owner`."""
+    """Draw the graph. The column `owner` contains its owners."""
     rng = np.random.default_rng([seed, owners])
     owner = knobs.owner(owners, rng)
-    # A Dirichlet draw per owner; a skew of 0 is (nearly) uniform, of 1 (nearly) one field each.
+    # A Dirichlet draw per owner. A skew of 0 is (nearly) uniform, 1 is (nearly) one field each.
     strength = max(1e-2, 4.0 * (1.0 - knobs.label_skew) / max(knobs.label_skew, 1e-3))
     shares = rng.dirichlet(np.full(knobs.classes, strength), size=owners)
     draw = rng.random(owner.size)[:, None]
@@ -144,7 +149,7 @@ def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
 
 
 def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray | sp.csr_array:
-    # Words are ranked by a power law in the common vocabulary and, shuffled, in every field's own.
+    # Words are ranked by a power law in the common vocabulary and, shuffled, in each field's own.
     weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
     orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])
     size = (y.size, knobs.words_per_node)
@@ -173,7 +178,7 @@ def _citations(
     library = np.where(inside, owner[source], rng.integers(owners, size=source.size))
     shift = rng.integers(1, max(knobs.classes, 2), size=source.size)
     field = np.where(same, y[source], (y[source] + shift) % knobs.classes)
-    # For each citation a document of the wished library and field, by popularity.
+    # For each citation a document of the drawn library and field, by popularity.
     popularity = rng.pareto(2.5, size=n) + 0.1
     group = owner * knobs.classes + y
     order = np.argsort(group, kind="stable")
@@ -181,7 +186,7 @@ def _citations(
     groups = int(group.max()) + 1
     first = np.searchsorted(group[order], np.arange(groups + 1))
     wished = np.minimum(library * knobs.classes + field, groups - 1)
-    # A library without the field: cite anything of that library instead.
+    # If a library lacks the field, cite any document of that library instead.
     low, high = first[wished], first[wished + 1]
     whole = np.searchsorted(owner[order], np.stack([library, library + 1]))
     empty = low == high

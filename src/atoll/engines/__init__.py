@@ -1,1 +1,1 @@
-"""Where client steps run: one by one, through bytes, all at once, or on real sites."""
+"""Engines, which run client steps: one by one, through bytes, all at once, or on real sites."""

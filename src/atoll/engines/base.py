@@ -1,4 +1,4 @@
-"""What an engine is, and the registry; without torch, because the help lists the engines."""
+"""The interface of an engine, and the registry. It does not import torch: the help reads it."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Runs steps and owns the clients' graphs and private states."""
+    """Run steps, and own the clients' graphs and private states."""
 
     @property
     def name(self) -> str: ...
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
-        """Replies of the clients at `positions`, stacked in that order."""
+        """Return the replies of the clients at `positions`, stacked in that order."""
 
-    def export_states(self) -> Tree: ...  # private states for a checkpoint, or where to find them
-    def import_states(self, states: Tree) -> None: ...  # continue from them
+    def export_states(self) -> Tree: ...  # private states for a checkpoint, or their places
+    def import_states(self, states: Tree) -> None: ...  # continue from exported states
 
 
 @runtime_checkable
 class Recordable(Protocol):
     """An engine whose rounds can be recorded, of one run or of several at once.
 
-    All that a round of it computes is a function of the programs' private states and graphs, and
-    it can run clients that only the device knows.
+    Each round is a function of the programs' private states and graphs only. The engine can run
+    clients whose positions only the device knows.
     """
 
     graphs: Sequence[Graph]
-    lazy: bool  # whether graphs are made when they are needed
+    lazy: bool  # whether graphs are loaded on demand
 
     def run_sampled(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
-        """Replies of the clients at `positions`, which Python does not know, stacked."""
+        """Return the stacked replies of the clients at `positions`, which only the device knows."""
 
-    def stacked_states(self) -> Tree: ...  # every client's, in the clients' order
-    def states_finite(self) -> bool: ...  # whether every number of every client's is
+    def stacked_states(self) -> Tree: ...  # of all clients, in the clients' order
+    def states_finite(self) -> bool: ...  # whether all numbers of all states are finite
     def regroup(self) -> bool: ...  # stack states for programs of all clients; False if some lack
     def program_states(self) -> dict[Members, Tree]: ...  # of each program; None before they begin
-    def put_states(self, states: Mapping[Members, Tree]) -> None: ...  # what `program_states` gave
+    def put_states(self, states: Mapping[Members, Tree]) -> None: ...  # from `program_states`
     def substituted(
         self, states: Mapping[Members, Tree], graphs: Mapping[Members, Graph] | None = None
     ) -> AbstractContextManager[None]:
-        """Inside, clients have these states, and these graphs if any; then their own again."""
+        """Give clients these states, and these graphs if given, inside the block."""
 
-    def read_by_programs(self) -> object: ...  # beside their inputs: a recording must keep it
-    def forget_stacks(self) -> None: ...  # free graphs; a program that needs one stacks it again
+    def read_by_programs(self) -> object: ...  # tensors besides the inputs; recordings keep them
+    def forget_stacks(self) -> None: ...  # free stacked graphs; a program restacks them on demand
     def record_steps(self, after: int | None) -> None:
-        """Record steps from now on that come again after so many times; None records none."""
+        """Record steps that repeat more than `after` times from now on, or none if None."""
 
 
 Members = tuple[int, ...]  # positions of the clients that share a program
 EngineFactory = Callable[["EngineInputs"], Engine]
-"""Makes an engine for the clients of one run."""
+"""A function that makes an engine for the clients of one run."""
 
 
 @dataclass(frozen=True)
 class BuiltIn:
     """The factory of an engine of this package."""
 
-    make: EngineFactory  # it imports the engine's module, which needs torch
+    make: EngineFactory  # imports the engine's module, which needs torch
     at_once: bool = False  # whether several runs can be one program of this engine
 
     def __call__(self, inputs: EngineInputs) -> Engine:
@@ -103,12 +103,12 @@ ENGINES: dict[str, EngineFactory] = {
     "wire": BuiltIn(_wire),
     "fused": BuiltIn(_fused, at_once=True),
 }
-"""The engines that a name stands for."""
+"""The engines by name."""
 AUTO = "auto"  # the name that lets Atoll choose the engine
 
 
 def choose_engine(wish: str) -> tuple[str, str]:
-    """The name of the engine for a wish, and why."""
+    """Return the name of the requested engine and the reason for the choice."""
     if wish == AUTO:
         return "fused", "all clients run as one program; steps that cannot are looped"
     check_name("engine", wish, (AUTO, *ENGINES))
@@ -116,7 +116,7 @@ def choose_engine(wish: str) -> tuple[str, str]:
 
 
 def engine_factory(wish: str | EngineFactory) -> EngineFactory:
-    """The factory that a name stands for, or the given one."""
+    """Return the factory of a named engine, or the given factory."""
     if isinstance(wish, str):
         check_name("engine", wish, ENGINES)
         return ENGINES[wish]
@@ -129,10 +129,10 @@ def engine_factory(wish: str | EngineFactory) -> EngineFactory:
 
 
 def engine_name(wish: str | EngineFactory) -> str:
-    """The name of an engine in tables and files."""
+    """Return the name of an engine for tables and files."""
     return wish if isinstance(wish, str) else getattr(wish, "__name__", type(wish).__name__)
 
 
 def runs_at_once(wish: str | EngineFactory) -> bool:
-    """Whether several runs can be one program; a factory may declare it with `at_once`."""
+    """Return whether several runs can be one program. A factory declares this by `at_once`."""
     return bool(getattr(engine_factory(wish), "at_once", False))

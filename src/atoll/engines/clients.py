@@ -1,4 +1,4 @@
-"""Clients behind one engine, and a round's view of them: it maps steps, draws, counts traffic."""
+"""The clients behind one engine, and a round's view of them, with sampling and a ledger."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Backend(ABC):
 
     @abstractmethod
     def private_states(self) -> list[Tree]:
-        """The clients' private states, as far as they can be seen from here."""
+        """Return the clients' private states, as far as they are visible here."""
 
     @abstractmethod
     def clients(self, round: int) -> Participants:
-        """All clients that can be reached, in the given round; -1 is the time before the first."""
+        """Return all reachable clients in a round. Round -1 is before the first round."""
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Participants:
     positions: Tensor
     replies: dict[str, Tree] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)  # how often each step was mapped
-    tape: Tape | None = None  # a recorded round leaves here what it must not read or count itself
-    sampled: bool = False  # positions were drawn on the device, so that Python does not know them
+    tape: Tape | None = None  # in a recorded round, collects values that are read or counted later
+    sampled: bool = False  # whether positions were drawn on the device, unknown to Python
 
     @property
     def total(self) -> int:
@@ -100,18 +100,18 @@ class Participants:
         return reply
 
     def sample(self, fraction: float) -> Participants:
-        """A share of the clients, rounded up, drawn by the round's key without replacement."""
+        """Draw a share of the clients, rounded up, by the round's key without replacement."""
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction {fraction} is not possible; give a number in (0, 1]")
         # Rounded first, so that 0.29 of 100 clients is 29 and not 30.
         count = max(1, -int(-round(len(self) * fraction, 9) // 1))
         if count == len(self):
             return replace(self, replies={})
-        # Ranks of hashes, not of positions: the draw does not depend on the clients' order.
+        # Sort by hashes of the numbers, so that the draw does not depend on the clients' order.
         draw = fold(self._key("sample", ROUND), self.simulation.numbers[self.positions])
         chosen = torch.argsort(draw, stable=True)[:count]
         positions, sampled = self.positions[chosen].sort().values, self.tape is not None
-        # Calls are counted together: a step mapped on all and then on a share gets fresh noise.
+        # The calls are shared: a step on all clients and then on a share gets fresh noise.
         return replace(self, positions=positions, replies={}, sampled=sampled)
 
     def require_finite(self, tree: Tree, problem: str) -> None:
@@ -132,13 +132,13 @@ class Participants:
         return fold(self.simulation.root, *filled(parts, self.number))
 
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
-        """Name the first client with a number that is not finite."""
+        """Raise an error that names the first client with a number that is not finite."""
         if leaves(reply):
             if all_finite(reply):
                 return
             rows = [take(reply, row) for row in range(len(self))]
         else:
-            # Nothing leaves the client (Local): then its private state must tell.
+            # Nothing leaves the client (Local), so check its private state.
             engine = self.simulation.engine
             if step.keeps_state or (isinstance(engine, Recordable) and engine.states_finite()):
                 return
@@ -151,13 +151,13 @@ class Participants:
 
 
 def client_diverged(position: int, step: str, number: int, name: str) -> StepError:
-    """The error for a client with a number that is not finite."""
+    """Return the error for a client with a number that is not finite."""
     problem = f"training diverged ('{name}' is not finite: the loss is nan); lower the learning "
     return StepError(position, step, number, f"{problem}rate or check the features")
 
 
 class Simulation(Backend):
-    """Clients on this machine, behind one engine; `EngineInputs` explains the options."""
+    """Clients on this machine, behind one engine. `EngineInputs` explains the options."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Simulation(Backend):
         device: torch.device | str = "cpu",
         chunk: int = 0,
         runs_per_device: int = 1,
-        batching: Batching | None = None,  # None leaves it to the federation
+        batching: Batching | None = None,  # None: use the batching of the federation
         clock: Clock = OFF,
     ) -> None:
         batching = federation.batching if batching is None else batching

@@ -1,7 +1,7 @@
-"""Trees to bytes and back, without pickle, for the wire and for checkpoints.
+"""Conversion of trees to bytes and back, without pickle, for the wire and for checkpoints.
 
-The arrays travel as safetensors; the structure as JSON in the same file. Only the record types that
-Atoll and the method declared can be decoded into, so bytes can never run code.
+Arrays are stored as safetensors, and the structure as JSON in the same file. Only record types that
+Atoll or the method declared can be decoded, so bytes can never run code.
 A checkpoint is the SHA-256 of its content, then the content, written in one step.
 """
 
@@ -26,25 +26,25 @@ from atoll.core.tree import RECORDS, Tree, named_leaves, stack, structure, unsta
 from atoll.engines.recording import shapes
 
 LIMIT = 1 << 30  # bytes of the largest message that is accepted
-PLAIN = (type(None), bool, int, float, str)  # values that travel beside tensors
-DEPTH = 64  # most levels of a tree; deeper ones would use up Python's stack further on
-DIMENSIONS = 64  # most of a tensor; torch loads more and then fails in most operations
+PLAIN = (type(None), bool, int, float, str)  # values that are allowed in addition to tensors
+DEPTH = 64  # most levels of a tree; deeper trees would exhaust Python's stack later
+DIMENSIONS = 64  # most dimensions of a tensor; torch loads more, but most operations then fail
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 TYPES = frozenset(FLOATS | WHOLE)
-"""Accepted types; in others (8-bit floats, complex numbers) a NaN cannot be found."""
-ARRAYS = TYPES - {torch.bfloat16}  # which numpy knows
+"""Accepted types. In other types (8-bit floats, complex numbers) a NaN cannot be found."""
+ARRAYS = TYPES - {torch.bfloat16}  # types that numpy supports
 MOVED = {
     "atoll.core.layers": "atoll.core.private_layers",
     "atoll.nn.places": "atoll.nn.neighgen_slots",
 }
-"""Modules of record types by their names in checkpoints of earlier versions."""
+"""Modules of record types, by their names in checkpoints of earlier versions."""
 RETIRED = {("atoll.core.graph.Graph", "batch_size")}
-"""Fields of records in files of earlier versions that have no meaning any more."""
+"""Fields of records in files of earlier versions that are now ignored."""
 
 
 def encode(tree: Tree) -> bytes:
-    """A tree as bytes."""
+    """Encode a tree as bytes."""
     tensors: dict[str, Tensor] = {}
     plan = json.dumps(_plan(tree, tensors))
     taken: set[int] = set()
@@ -54,16 +54,16 @@ def encode(tree: Tree) -> bytes:
         own = own.clone() if own.untyped_storage().data_ptr() in taken else own
         taken.add(own.untyped_storage().data_ptr())
         tensors[name] = own
-    # It also refuses a file without arrays, so an empty tree carries one empty array.
+    # It also refuses a file without arrays, so an empty tree contains one empty array.
     tensors = tensors or {"": torch.zeros(0)}
     if all(leaf.dtype in ARRAYS and leaf.dim() <= 32 for leaf in tensors.values()):
-        # The same bytes. The function below keeps memory for every new size, and histories grow.
+        # The same bytes. The function below caches memory for every new size, and histories grow.
         return save_arrays({k: v.numpy() for k, v in tensors.items()}, metadata={"tree": plan})
     return save(tensors, metadata={"tree": plan})
 
 
 def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
-    """The tree that `encode` wrote; anything else is a `WireError`."""
+    """Decode a tree that `encode` wrote. Raise a `WireError` for any other bytes."""
     if len(data) > limit:
         raise WireError(f"a message of {len(data)} bytes was refused; the limit is {limit} bytes")
     try:
@@ -83,7 +83,7 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
 
 
 def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
-    """Refuse a reply unlike the template; shapes may differ in `free` (declared) fields."""
+    """Refuse a reply that differs from the template. Shapes of `free` (declared) fields may."""
     names, declared = ([name for name, _ in named_leaves(t)] for t in (tree, template))
     if structure(tree) != structure(template) or names != declared:
         raise WireError(
@@ -101,16 +101,16 @@ def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
 
 
 def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> dict[str, object]:
-    """The structure as JSON; tensors are put aside under their paths."""
+    """Return the structure as JSON, and collect the tensors under their paths."""
     name = type(tree).__module__ + "." + type(tree).__qualname__
     if isinstance(tree, Tensor):
-        while path in tensors or path == "__metadata__":  # a key may hold a dot, or be reserved
+        while path in tensors or path == "__metadata__":  # a key may have a dot, or be reserved
             path += "'"
         tensors[path] = tree
         return {"tensor": path}
     if type(tree) in PLAIN:
         return {"value": tree}
-    # Exact types: a subclass (a named tuple, an ordered dict) would arrive as something else.
+    # Compare exact types: a subclass (a named tuple, an ordered dict) would lose its type.
     if type(tree) is dict and all(type(key) is str for key in tree):
         items = {k: _plan(v, tensors, f"{path}.{k}".lstrip(".")) for k, v in tree.items()}
         return {"dict": items}
@@ -118,7 +118,7 @@ def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> dict[str, o
         rows = [_plan(v, tensors, f"{path}.{i}".lstrip(".")) for i, v in enumerate(tree)]
         return {type(tree).__name__: rows}
     if name in RECORDS:
-        # A static field with its default value is left out: it need not be a plain value then.
+        # Omit a static field with its default value, because it need not be a plain value then.
         written = [
             part.name
             for part in fields(tree)
@@ -132,7 +132,7 @@ def _plan(tree: Tree, tensors: dict[str, Tensor], path: str = "") -> dict[str, o
 
 
 def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
-    """The tree that a plan describes."""
+    """Build the tree that a plan describes."""
     if depth > DEPTH:
         raise WireError(f"a message was refused: it has more than {DEPTH} levels")
     try:
@@ -161,13 +161,13 @@ def _build(plan: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Tree:
 
 
 def save_checkpoint(path: Path, tree: Tree, mode: int = 0o644) -> None:
-    """Write a checkpoint, whose file has `mode`."""
+    """Write a checkpoint. Its file has the permissions `mode`."""
     data = encode(tree)
     write_atomically(path, hashlib.sha256(data).digest() + data, mode)
 
 
 def load_checkpoint(path: Path) -> Tree:
-    """Read a checkpoint; a damaged one is refused."""
+    """Read a checkpoint. Raise an error if it is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -184,9 +184,9 @@ def load_checkpoint(path: Path) -> Tree:
 
 
 def pack_states(states: Tree) -> Tree:
-    """Private states for a checkpoint: those of one shape stacked, so that many cost little."""
+    """Pack private states for a checkpoint. States of equal shape are stacked to save space."""
     if not isinstance(states, list):
-        return states  # from an engine whose clients keep their states elsewhere
+        return states  # from an engine whose clients store their states elsewhere
     alike: dict[object, list[int]] = {}
     for position, state in enumerate(states):
         alike.setdefault(shapes(state), []).append(position)
@@ -197,7 +197,7 @@ def pack_states(states: Tree) -> Tree:
 
 
 def unpack_states(packed: Tree) -> Tree:
-    """The argument of `pack_states`."""
+    """Return the argument of `pack_states`."""
     if not isinstance(packed, list):
         return packed
     found: dict[int, Tree] = {}

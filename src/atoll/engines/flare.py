@@ -1,8 +1,8 @@
-"""NVIDIA FLARE as the transport: with `engines/gate.py` the only file that imports nvflare.
+"""NVIDIA FLARE as the transport. Only this file and `engines/gate.py` import nvflare.
 
-On the server a `Controller` gives each site its own task and waits for the answers; at a site an
+On the server a `Controller` gives each site its own task and waits for the answers. At a site an
 `Executor` answers. A task carries a packet: a head of plain values as JSON, and a body of named
-arrays (`engines/codec.py`), so that no pickle and no code ever crosses.
+arrays (`engines/codec.py`). So neither pickle nor code is ever transferred.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from atoll.engines.fleet import (
 from atoll.engines.gate import check_receipts, close_site
 
 TASK = "atoll"
-HEAD = 16 << 20  # characters of the longest head: a site's names of columns stand in one
+HEAD = 16 << 20  # characters of the longest head, which may list a site's column names
 PROGRESS, JOINED = "atoll.progress", "atoll.joined"  # commands that a running job answers
 
 
 def to_shareable(packet: Packet) -> Shareable:
-    """A packet as FLARE carries it."""
+    """Convert a packet to FLARE's type."""
     return Shareable({"head": json.dumps(packet.head), "body": packet.body})
 
 
 def from_shareable(shareable: Any) -> Packet:
-    """The packet that FLARE carried; anything else is a `WireError`."""
+    """Convert FLARE's type to a packet. Raise a `WireError` for any other content."""
     try:
         if len(shareable["head"]) > HEAD:
             raise TypeError("a head is too long")
-        # Unlike Python's own reader, this one refuses text that is not Unicode.
+        # Unlike Python's own JSON reader, this one refuses text that is not Unicode.
         head = msgspec.json.decode(shareable["head"], type=dict[str, Any])
         body = shareable["body"]
         if not isinstance(body, bytes):
@@ -77,13 +77,13 @@ def from_shareable(shareable: Any) -> Packet:
 
 
 def process_name(token: str) -> str:
-    """A name for the process of a site; its token is a secret."""
+    """Return a name for the process of a site that hides its secret token."""
     return hashlib.sha256(token.encode()).hexdigest()[:12]
 
 
 @dataclass(eq=False)
 class _Call:
-    """One packet under way to one site."""
+    """One packet that was sent to one site."""
 
     task: Task
     answer: Packet | Failure | None = None
@@ -96,7 +96,7 @@ class FlareFleet:
         self.controller, self.fl_ctx, self.stop = controller, fl_ctx, stop
         self.changed = threading.Condition()
         self.gone: set[str] = set()
-        self.calls: dict[str, _Call] = {}  # of the step under way
+        self.calls: dict[str, _Call] = {}  # of the current step
         self.pings: dict[str, _Call] = {}
         self.runner = fl_ctx.get_prop(FLContextKey.RUNNER)
 
@@ -114,7 +114,7 @@ class FlareFleet:
                 waiting = [s for s, c in calls.items() if c.answer is None and s not in self.gone]
                 if not waiting:
                     break
-                # The sites that have answered ask for work less often while a step takes long.
+                # Sites that have answered ask for work less often while a step takes long.
                 self.runner.config.task_request_interval = pause(timeout - left)
                 self.changed.wait(min(0.2, left))
         self.runner.config.task_request_interval = INTERVAL
@@ -139,7 +139,7 @@ class FlareFleet:
 
         def arrived(client_task: ClientTask, fl_ctx: FLContext) -> None:
             answer = _answer(client_task.result)
-            client_task.result = None  # FLARE keeps finished tasks; their arrays need not stay
+            client_task.result = None  # frees the arrays, because FLARE keeps finished tasks
             with self.changed:
                 call.answer = answer
                 self.changed.notify_all()
@@ -152,7 +152,7 @@ class FlareFleet:
         if site not in self._connected() - self.gone:
             return False
         if site not in self.pings:
-            # It waits at the server until the site asks for work again.
+            # The packet waits at the server until the site asks for work again.
             self.pings[site] = self._send(site, Packet({"do": "ping"}, b""))
         if self.pings[site].answer is None:
             return False
@@ -160,13 +160,13 @@ class FlareFleet:
         return True
 
     def mark(self, site: str, *, gone: bool) -> None:
-        """Note FLARE's report that a site's process is gone, or there after all."""
+        """Store FLARE's report that a site's process is gone, or that it is back."""
         with self.changed:
             self.gone = self.gone | {site} if gone else self.gone - {site}
             self.changed.notify_all()
 
     def refuse(self, site: str, reason: str) -> None:
-        """Let a site's answer to the step under way count as a failure."""
+        """Count a site's answer to the current step as a failure."""
         with self.changed:
             call = self.calls.get(site)
             if call is None or call.answer is not None:
@@ -180,9 +180,9 @@ class FlareFleet:
 
 
 def read_updates(fleet: FlareFleet) -> None:
-    """Let an update that cannot be decoded, or asks to end the job, be its site's failure.
+    """Turn an update that cannot be decoded, or that asks to end the job, into a site's failure.
 
-    FLARE would end the job's process for the first, and the run for the second.
+    FLARE would end the job's process in the first case, and the run in the second.
     """
     decode = cell.decode_payload
 
@@ -196,11 +196,11 @@ def read_updates(fleet: FlareFleet) -> None:
             decode(message, *args, **options)
             if message.payload.get_return_code() not in ServerRunner.ABORT_RETURN_CODES:
                 return
-        except Exception:  # a decoder can fail in any way
+        except Exception:  # a decoder may raise any error
             logging.getLogger(__name__).exception("an update cannot be decoded")
         site = FQCN.get_root(str(head(MessageHeaderKey.ORIGIN)))
         fleet.refuse(site, "its answer cannot be read, or asks to end the job; see its log")
-        message.payload = Shareable()  # which FLARE drops, because no task belongs to it
+        message.payload = Shareable()  # FLARE drops it, because it belongs to no task
 
     cell.decode_payload = decode_payload
 
@@ -219,7 +219,7 @@ def _answer(result: object) -> Packet | Failure:
 
 
 class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
-    """Runs `main` on the server with the job's sites as a fleet; only `main` reads the order."""
+    """Run `main` on the server, with the job's sites as a fleet. Only `main` reads the order."""
 
     def __init__(self, order: str) -> None:
         super().__init__()
@@ -229,10 +229,10 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
 
     @abstractmethod
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
-        """The server's program; the folder `kit` outlives the job, `out` can be downloaded."""
+        """Run the server's program. `kit` outlives the job, and `out` can be downloaded."""
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        AuditService.close()  # FLARE's log of every task has no limit; Atoll's audit log has more
+        AuditService.close()  # FLARE's task log is unlimited, and Atoll's audit log has more
         engine = fl_ctx.get_engine()
         joined = {client.name: process_name(client.token) for client in engine.get_clients()}
         engine.register_app_command(PROGRESS, lambda *_args, **_more: dict(self.progress))
@@ -253,7 +253,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
         pass
 
     def process_result_of_unknown_task(self, *_args: object, **_options: object) -> None:
-        """Ignore an answer after its deadline; the round continued without it."""
+        """Ignore an answer after its deadline, because the round continued without it."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if self.fleet is None:
@@ -265,7 +265,7 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
-    """Answers packets at a site."""
+    """Answer packets at a site."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,10 +274,10 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
     @abstractmethod
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
-        """A function that answers packets, from the site's own folder."""
+        """Return a function that answers packets, from the site's own folder."""
 
     def sent(self) -> None:
-        """Called after each answer has left."""
+        """React to an answer that has left. FLARE calls it after each answer."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.AFTER_SEND_TASK_RESULT:
@@ -296,7 +296,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             packet = from_shareable(shareable)
         except WireError as error:
             return to_shareable(Packet({"failure": BAD, "reason": str(error)}, b""))
-        except AtollError as error:  # what it says may quote the owner's files
+        except AtollError as error:  # its text may quote the owner's files
             logging.getLogger(__name__).error("%s", error)
             reason = "it cannot open its data or its policy; its log says why"
             return to_shareable(Packet({"failure": BAD, "reason": reason}, b""))
@@ -305,7 +305,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what FLARE prints: that it connects, and tracebacks of errors that it also raises."""
+    """Suppress FLARE's output: connection messages, and tracebacks of errors it also raises."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -316,11 +316,11 @@ class AdminSession:
     def __init__(self, kit: Path, user: str, timeout: float = 20.0) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        logging.getLogger().setLevel(logging.CRITICAL)  # FLARE logs each try to connect
+        logging.getLogger().setLevel(logging.CRITICAL)  # FLARE logs each attempt to connect
         try:
             with _quiet():
                 self.session = new_secure_session(user, str(kit), timeout=timeout)
-        except Exception as error:  # FLARE raises several kinds, some of them plain exceptions
+        except Exception as error:  # FLARE raises several types, some of them plain exceptions
             if "registration" in str(error):
                 hint = "use the administrator's kit of this federation"
                 raise ClientLost(f"the server refuses the kit {kit} ({error}); {hint}") from error
@@ -337,7 +337,7 @@ class AdminSession:
             raise ClientLost(f"the server does not answer any more: {error}") from error
 
     def connected(self) -> dict[str, str]:
-        """Names of the connected sites, each with the name of its process."""
+        """Return the names of the connected sites, each with the name of its process."""
         reply = self._ask(lambda: self.session.do_command("check_status server"))
         if "meta" not in reply:
             raise ClientLost(f"the server does not answer any more: {reply.get('details', reply)}")
@@ -349,47 +349,47 @@ class AdminSession:
         return {}
 
     def last_seen(self) -> dict[str, float]:
-        """When each connected site gave its last sign of life, in seconds since 1970."""
+        """Return the time of each connected site's last heartbeat, in seconds since 1970."""
         clients = self._ask(self.session.get_system_info).client_info
         return {client.name: client.last_connect_time for client in clients}
 
     def submit(self, job: Path, token: str) -> str:
-        """Hand in a job folder; its number, which is that of the first job with the token."""
+        """Submit a job folder. Return its ID, or the ID of the first job with the same token."""
         return str(self._ask(lambda: self.session.submit_job(str(job), submit_token=token)))
 
     def status(self, job: str) -> str:
-        """FLARE's word for a job's state."""
+        """Return FLARE's name of a job's state."""
         return str(self._ask(lambda: self.session.get_job_status(job)))
 
     def jobs(self, name: str = "") -> list[dict[str, Any]]:
-        """All jobs that the server knows, or those of a name, the newest first."""
+        """Return all jobs that the server knows, or those with a name, newest first."""
         found = self._ask(lambda: self.session.list_jobs(name_prefix=name or None, reverse=True))
         return [job for job in found if name in ("", job["job_name"])]
 
     def progress(self, job: str) -> dict[str, object]:
-        """The progress that the running job reports; empty before it reports any."""
+        """Return the progress of the running job, or an empty dict before its first report."""
         return self._told(job, PROGRESS)
 
     def joined(self, job: str) -> dict[str, object]:
-        """The sites that a running job began with, as `connected` names them."""
+        """Return the sites that a running job began with, in the form of `connected`."""
         return self._told(job, JOINED)
 
     def _told(self, job: str, command: str) -> dict[str, object]:
         try:
             with _quiet():
                 return dict(self.session.do_app_command(job, command, {}) or {})
-        except Exception:  # not running, just starting or just over: `status` tells
+        except Exception:  # not running, just starting or just ended; `status` reports it
             return {}
 
     def abort(self, job: str) -> None:
         self._ask(lambda: self.session.abort_job(job))
 
     def remove(self, site: str) -> None:
-        """Let the server refuse a site from now on, also after a restart."""
+        """Let the server refuse a site from now on, even after a restart."""
         self._ask(lambda: self.session.disable_client(site))
 
     def download(self, job: str, to: Path) -> Path:
-        """The job's folder on the server, copied here."""
+        """Download the job's folder from the server."""
         to.mkdir(parents=True, exist_ok=True)
         return Path(self._ask(lambda: self.session.download_job_result(job, str(to))))
 

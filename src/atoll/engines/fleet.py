@@ -1,9 +1,9 @@
-"""Real sites, seen from the server: steps go out as packets, checked replies come back.
+"""Real sites from the server's view: steps leave as packets, and checked replies return.
 
 `Fleet` is the transport (`engines/flare.py` is one), `Remote` the engine on top of it, `Cohort` the
-backend of rounds. A round happens whole, with one set of sites, or not at all: where a site fails
-in the middle, it is tried again without that site. Each packet names the round whose private state
-counts (`state`), so that a site discards the state of a failed attempt by itself.
+backend of rounds. A round is complete, with one set of sites, or it does not count. If a site fails
+during a round, the round is repeated without it. Each packet names the round whose private state is
+valid (`state`), so a site discards the state of a failed attempt by itself.
 """
 
 from __future__ import annotations
@@ -41,49 +41,49 @@ from atoll.engines.serial import stack_replies
 from atoll.engines.wire import Probe
 
 PROTOCOL = "0.1.0"
-"""The version of the packets, named after the first Atoll that speaks it; parties compare it."""
+"""The version of the packets, named after the first Atoll that supports it. Parties compare it."""
 NEVER = -2
-"""The round of a private state that does not exist yet; -1 is the time before the first round."""
+"""The round of a private state that does not exist yet. Round -1 is before the first round."""
 LOST, BAD, REFUSED, DIVERGED, DROPPED = "lost", "bad", "refused", "diverged", "dropped"
-"""Why there is no reply: none came; it cannot be used; the owner does not allow it; the training at
-the site diverged; the administrator continued without the site."""
+"""Why a reply is missing: no answer; an unusable answer; the owner refused; training at the site
+diverged; the administrator continued without the site."""
 
 
 INTERVAL, LONGEST = 0.05, 1.0
-"""Fewest and most seconds between two questions of a site for work."""
+"""Fewest and most seconds between two requests of a site for work."""
 
 
 def pause(waited: float) -> float:
-    """Seconds from a site's question for work to its next, when a step has taken so long already.
+    """Return the seconds between a site's requests for work, after a step has taken `waited` s.
 
-    The next step begins at most 5 % of this one's time later for it.
+    This delays the next step by at most 5 % of the time of the current step.
     """
     return min(LONGEST, max(INTERVAL, waited / 20))
 
 
 class Packet(NamedTuple):
-    """What travels: plain values, and a tree as `codec.encode` writes it."""
+    """One message between server and site: plain values, and a tree from `codec.encode`."""
 
     head: dict[str, Any]
     body: bytes
 
 
 class Failure(NamedTuple):
-    """Why a site gave no reply that can be used."""
+    """The reason why a site gave no usable reply."""
 
     kind: str
     reason: str
 
 
 def failure_in(head: Mapping[str, object]) -> Failure:
-    """The failure that a site reports in the head of its reply."""
+    """Return the failure that a site reports in the head of its reply."""
     kind = head.get("failure")
     known = kind if kind in (LOST, REFUSED, DIVERGED) else BAD
     return Failure(str(known), one_line(head.get("reason", "")))
 
 
 def one_line(words: object, most: int = 1000) -> str:
-    """What another party says, or an error that quotes it, as one short line, safe to print."""
+    """Shorten another party's text, or an error that quotes it, to one printable line."""
     return "".join(c if c.isprintable() else " " for c in str(words)[:most])
 
 
@@ -94,13 +94,13 @@ class Fleet(Protocol):
     """Sites that answer packets."""
 
     def map(self, step: str, packets: Mapping[str, Packet], timeout: float) -> Answers:
-        """Send each site its packet and wait; replies, and a failure for every other site."""
+        """Send each site its packet and wait. Return replies, and failures of all other sites."""
 
-    def back(self, site: str) -> bool: ...  # whether a site that was lost answers again
+    def back(self, site: str) -> bool: ...  # whether a lost site answers again
 
 
 class SitesFailed(AtollError):
-    """Some sites gave no usable reply."""
+    """At least one site gave no usable reply."""
 
     def __init__(self, failures: Mapping[str, Failure]) -> None:
         super().__init__("; ".join(f"{site}: {why.reason}" for site, why in failures.items()))
@@ -108,15 +108,15 @@ class SitesFailed(AtollError):
 
 
 class Aborted(AtollError):
-    """An administrator stopped the job; the run is saved up to the last complete round."""
+    """An administrator stopped the job. The run is saved up to the last complete round."""
 
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """What the server knows of the sites' data: the counterpart of a `Federation`."""
+    """The server's knowledge of the sites' data, in the role of a `Federation`."""
 
     names: tuple[str, ...]  # in the order of the clients
-    features: int  # these, classes and task are common to all sites
+    features: int  # features, classes and task are common to all sites
     classes: int
     task: Task
     counts: tuple[tuple[int, ...], ...]  # each site's training, validation and test nodes or graphs
@@ -130,20 +130,20 @@ class Roster:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names, or their numbers."""
+        """The names of the classes, or their numbers."""
         return known_names(self.about, "class") or tuple(map(str, range(self.classes)))
 
     def declared(self) -> dict[str, Declared]:
-        """The sizes that each site declared."""
+        """Return the sizes that each site declared."""
         sizes = map(Declared, self.counts, self.nodes)
         return dict(zip(self.names, sizes, strict=True))
 
 
 def owners_of(method: Method, name: str = "method") -> dict[str, object]:
-    """The method and the methods that it is a plug on, by the names that packets call them."""
+    """Return the method and the methods that it wraps, by their names in packets."""
     found: dict[str, object] = {name: method}
     if isinstance(method, Noised):
-        return found  # the steps inside answer without noise: no packet may call them
+        return found  # the wrapped steps answer without noise, so no packet may call them
     for part in fields(method):
         value = getattr(method, part.name)
         if isinstance(value, Method):
@@ -152,13 +152,13 @@ def owners_of(method: Method, name: str = "method") -> dict[str, object]:
 
 
 def steps_of(method: Method) -> Iterator[Step]:
-    """Every step of a method and of those that it is a plug on."""
+    """Yield every step of a method and of the methods that it wraps."""
     for owner in owners_of(method).values():
         yield from declared_steps(owner)
 
 
 def name_step(step: Step, owners: Mapping[str, object]) -> dict[str, object]:
-    """A step as plain values: whose it is, its name, and the owner's flags that differ."""
+    """Describe a step as plain values: its owner, its name, and the owner's changed flags."""
     for name, owner in owners.items():
         if type(owner) is type(step.owner) and is_dataclass(owner):
             own = {part.name: getattr(step.owner, part.name) for part in fields(owner)}
@@ -182,7 +182,7 @@ class Remote:
     deadline: float  # seconds that a step may take
     note: Callable[..., None]  # writes an event to the audit log
     limit: int = LIMIT
-    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the others'
+    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the other norms
 
     def __post_init__(self) -> None:
         self.names = list(self.sites)
@@ -190,22 +190,22 @@ class Remote:
         self.kept = [NEVER] * len(self.names)  # rounds of the states of the selected models
         self.touched: set[int] = set()
         self.attempt = ""
-        self.lengths: dict[tuple[str, str], dict[str, float]] = {}  # the last, by step and field
-        self.heard: list[str] = []  # in this attempt: their replies made the message
+        self.lengths: dict[tuple[str, str], dict[str, float]] = {}  # last ones by step and field
+        self.heard: list[str] = []  # sites of this attempt whose replies determined the message
 
     def begin(self) -> None:
-        """Begin a new attempt at a round; states of an unfinished attempt do not count."""
+        """Begin a new attempt at a round. States of an unfinished attempt become invalid."""
         self.attempt, self.touched, self.heard = secrets.token_hex(4), set(), []
 
     def commit(self, round: int) -> None:
-        """Complete the round: the private states of its sites count from now on."""
+        """Complete the round. The private states of its sites are valid from now on."""
         for position in self.touched:
             self.committed[position] = round
 
     def run(
         self, step: Step, positions: Sequence[int], message: Message, keys: Tensor, round: int
     ) -> Tree:
-        """Replies of the clients at `positions`, stacked; `SitesFailed` if one gives none."""
+        """Return the stacked replies of the clients at `positions`, or raise `SitesFailed`."""
         self._check_message(message, positions, round)
         named = name_step(step, self.owners)
         template = self.probe.template(step, message.for_one(positions[0]))
@@ -240,7 +240,7 @@ class Remote:
     def _too_long(
         self, step: str, norms: Mapping[str, Mapping[str, tuple[float, float]]]
     ) -> dict[str, Failure]:
-        """The sites that sent a field much longer than the others did, in this step or before."""
+        """Return the sites with a field that is much longer than the other sites' fields."""
         found: dict[str, Failure] = {}
         for part in {name for own in norms.values() for name in own}:
             now = {site: own[part] for site, own in norms.items() if part in own}
@@ -251,7 +251,7 @@ class Remote:
         return found
 
     def _check_message(self, message: Message, positions: Sequence[int], round: int) -> None:
-        """Send no number that is not finite: a site would refuse it, and be blamed for it.
+        """Raise an error if a message is not finite: a site would refuse it, and be blamed.
 
         A row that is not finite is the failure of its site, as long as another row is finite.
         """
@@ -276,7 +276,7 @@ class Remote:
         template: Tree,
         failures: dict[str, Failure],
     ) -> dict[str, Tree]:
-        """The replies that fit the step, decoded; the others are noted as failures."""
+        """Decode the replies that fit the step. The other replies become failures."""
         # Bytes that a reply like the template can need, names and structure included.
         room = num_bytes(template) + 4096 * (len(leaves(template)) + 4)
         most = self.limit if step.discloses else min(self.limit, room)
@@ -290,10 +290,10 @@ class Remote:
                 arrived[site] = reply
             except WireError as error:
                 failures[site] = Failure(BAD, one_line(error))
-            except Exception as error:  # whatever one site sends, the others continue
+            except Exception as error:  # no reply of one site may stop the others
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
-        # Only shapes that a method declares as free can differ here; replies must fit together.
+        # Only shapes that a method declares as free can differ here. Replies must be stackable.
         forms = {s: tuple(leaf.shape for leaf in leaves(tree)) for s, tree in arrived.items()}
         usual = Counter(forms.values()).most_common(1)
         for site in [site for site, form in forms.items() if form != usual[0][0]]:
@@ -302,20 +302,20 @@ class Remote:
         return arrived
 
     def export_states(self) -> Tree:
-        """The server's record of the sites; their private states stay with them."""
+        """Return the server's record of the sites. Private states stay at the sites."""
         templates = [[*case, tree] for case, tree in self.probe.templates.items()]
         rounds = {"committed": self.committed, "kept": self.kept}
         return {**rounds, "templates": templates, "probe": self.probe.states}
 
     def import_states(self, states: Tree) -> None:
         self.committed = list(states["committed"])
-        self.kept = list(states.get("kept", self.kept))  # an earlier version kept none
+        self.kept = list(states.get("kept", self.kept))  # earlier versions did not store it
         self.probe.states = list(states["probe"])
         self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
 
 
 class Cohort(Backend):
-    """The sites of a run, as rounds see them (the counterpart of `Simulation`)."""
+    """The sites of a run, in the role of a `Simulation`."""
 
     federation: Roster
     engine: Remote
@@ -325,7 +325,7 @@ class Cohort(Backend):
         self.out: dict[str, Failure] = {}
 
     def private_states(self) -> list[Tree]:
-        """None: they never leave the sites, which check them themselves."""
+        """Return an empty list: the states never leave the sites, which check them."""
         return []
 
     def clients(self, round: int) -> Participants:

@@ -1,7 +1,7 @@
 """All clients at once in one tensor program: `vmap` of the step over padded, stacked graphs.
 
-Clients of similar size share a bucket (`engines.stacking`); a bucket of one runs the step without
-`vmap`. Buckets run in parallel where the process may use several threads.
+Clients of similar size share a bucket (`engines.stacking`). A bucket of one client runs the step
+without `vmap`. Buckets run in parallel if the process may use several threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Fused:
-    """Runs a step on whole buckets of clients; private states stay stacked between rounds."""
+    """Run a step on whole buckets of clients. Private states stay stacked between rounds."""
 
     name = "fused"
 
@@ -77,8 +77,8 @@ class Fused:
         return replies if rows == tuple(range(len(rows))) else take(replies, self._index(rows))
 
     def run_sampled(self, step: Step, positions: Tensor, message: Message, keys: Tensor) -> Tree:
-        # All clients compute, and the results of those that were not drawn are dropped: on a GPU
-        # small programs cost what one does.
+        # All clients compute, and the results of clients that were not drawn are dropped: on a GPU
+        # the program of all clients takes as long as a program of a few small ones.
         everyone = range(len(self.graphs))
         self.regroup()
         before = dict(self.states.stacks)
@@ -94,7 +94,7 @@ class Fused:
         return take(replies, positions)
 
     def regroup(self) -> bool:
-        # All places are looked up here: a recorded round must not copy positions to the device.
+        # Look up all positions here, because a recorded round must not copy them to the device.
         programs = self.programs()
         for members in programs:
             if self.states.home[members[0]] is not None:
@@ -104,7 +104,7 @@ class Fused:
         return self.states.begun
 
     def programs(self, positions: Sequence[int] | None = None) -> list[Members]:
-        """Which clients share a program when all take part, or only some."""
+        """Return the groups of clients that share a program, of all clients or of `positions`."""
         roster = tuple(range(len(self.graphs)) if positions is None else positions)
         split = self.states.same_structure
         return [members for bucket in self._buckets(roster) for members in split(bucket)]
@@ -145,7 +145,7 @@ class Fused:
         self.stacked.clear()
 
     def _index(self, numbers: Members) -> Tensor:
-        """Numbers as a tensor; kept, because copying them to a GPU would wait for it."""
+        """Return numbers as a cached tensor, because a copy to a GPU would wait for it."""
         if numbers not in self.places:
             if len(self.places) >= MOST_KEPT + 2 * len(self.graphs):
                 self.places.clear()
@@ -155,14 +155,14 @@ class Fused:
     def _in_parallel(
         self, one: Callable[[Members], tuple[Tree, Tree]], programs: Sequence[Members]
     ) -> list[tuple[Tree, Tree]]:
-        """Every program once, as many at a time as there are threads, the largest first."""
+        """Run every program once, in as many threads as allowed, the largest first."""
         # Programs of small tensors use a second core better than one program's operations do.
         threads = torch.get_num_threads()
-        # Only their own thread knows the transforms under way.
+        # Transforms are known only to their own thread.
         if threads == 1 or len(programs) == 1 or self._on_gpu or inside_transform():
             return [one(members) for members in programs]
         for members in programs:
-            self._graph(members)  # made before the threads ask for it
+            self._graph(members)  # created before the threads need it
         size = {m: sum(self.outlines[p].nodes for p in m) for m in programs}
         try:
             flushed = sys.float_info.min / 2 == 0
@@ -170,7 +170,7 @@ class Fused:
                 begun = {m: pool.submit(one, m) for m in sorted(programs, key=lambda m: -size[m])}
                 return [begun[members].result() for members in programs]
         finally:
-            torch.set_num_threads(threads)  # what a thread sets for itself, MKL takes for all
+            torch.set_num_threads(threads)  # MKL applies a thread's own setting to all threads
 
     def _run_bucket(
         self, step: Step, members: Members, message: Message, keys: Tensor, round: int
@@ -188,19 +188,19 @@ class Fused:
     def _program(
         self, step: Step, members: Members, message: Message, states: Tree, keys: Tensor
     ) -> tuple[Tree, Tree]:
-        """What one bucket computes: a function of tensors only, so that it can be recorded."""
+        """Compute one bucket as a function of tensors only, so that it can be recorded."""
         graph = self._graph(members)
         if not self._on_gpu and self.recorded is None and not inside_transform():
             graph = self.derived.added(step.owner, members, graph, states)
         tree, shared = message.tree, isinstance(message, ToAll)
-        # A bucket of all clients has the rows in order: nothing to copy.
+        # A bucket of all clients already has the rows in order, so nothing is copied.
         if isinstance(message, ToEach) and len(members) < len(self.graphs):
             tree = message.rows(self._index(members))
 
         def program(tree: Tree, states: Tree, keys: Tensor) -> tuple[Tree, Tree]:
             if len(members) > 1:
                 return at_once(step, graph, tree, states, keys, shared)
-            # Without `vmap`, which costs time and cannot cut mini-batches; results are stacked.
+            # `vmap` would cost time and cannot cut mini-batches. The results are stacked here.
             received = tree if shared else take(tree, 0)
             found = step(graph, received, take(states, 0), keys[0])
             stacked: tuple[Tree, Tree] = tree_map(lambda leaf: leaf.unsqueeze(0), found)
@@ -223,7 +223,7 @@ class Fused:
         return replies
 
     def _buckets(self, positions: Members) -> list[Members]:
-        """The buckets of a roster; those of the last one, and of all clients, are kept."""
+        """Return the buckets of a roster. Cache those of the last roster and of all clients."""
         if positions not in self.buckets:
             kept = {p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)}
             nodes = math.inf if self._on_gpu else stacking.MOST_NODES
@@ -234,12 +234,12 @@ class Fused:
         return self.buckets[positions]
 
     def _graph(self, members: Members) -> Graph:
-        """The members' graphs, stacked, or the only member's; lazy ones are kept on the disk."""
+        """Return the members' stacked graphs, or the only member's. Lazy ones stay on disk."""
         if members not in self.stacked:
             if len(members) == 1 and not self.lazy:
                 return self.graphs[members[0]]
             if len(self.stacked) >= 2 * max(1, sum(map(len, self.buckets.values()))):
-                self.stacked.clear()  # buckets were split again and again
+                self.stacked.clear()  # buckets were split repeatedly
             made = [self.graphs[p] for p in members]
             graph = stacking.stack_graphs(made) if len(made) > 1 else made[0]
             self.stacked[members] = stacking.on_disk(graph) if self.lazy else graph
@@ -264,7 +264,7 @@ class Fused:
 
 
 def _rows(programs: Iterable[Members], positions: Iterable[int]) -> Members:
-    """Where clients stand among the members of programs, one program after another."""
+    """Return the rows of clients in the concatenated members of all programs."""
     row = {position: i for i, position in enumerate(chain.from_iterable(programs))}
     return tuple(row[position] for position in positions)
 
@@ -274,6 +274,6 @@ def _where(chosen: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def _settle(flushed: bool) -> None:
-    """A thread for one program: one core, and denormal numbers as in the main thread."""
+    """Set up a thread for one program: one core, and denormals as in the main thread."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(flushed)

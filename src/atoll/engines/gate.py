@@ -1,10 +1,10 @@
-"""Gates: the requests that a party's process of FLARE answers, and from whom.
+"""Gates: filters for the requests that a party's FLARE process answers, and for their senders.
 
 FLARE's client prints files (`cat`), deletes folders and names its machine's software for any party
-that knows the request. It relies on the server to check rights. The server forwards messages
+that knows the request. It relies on the server to check permissions. The server forwards messages
 between sites, and obeys a site that poses as one of the server's own jobs. A kit names its gate in
-`local/atoll__p_resources.json`, so that each start of the party loads it. A gate drops every
-message whose channel and topic are not in a list, before FLARE reads it.
+`local/atoll__p_resources.json`, so each start of the party loads it. A gate drops every message
+whose channel and topic are not in a list, before FLARE reads it.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ TOPICS = {
     TrainingTopic.NOTIFY_JOB_STATUS,
     TrainingTopic.START_JOB,
 }
-"""Requests that a run needs; FLARE has a dozen more."""
+"""Requests that a run needs. FLARE has a dozen more."""
 STARTS = (TrainingTopic.DEPLOY, TrainingTopic.START_JOB)
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""A job's number, which is the name of a folder in the kit: no other folder has such a name."""
+"""A job's ID, which is also the name of a folder in the kit. No other folder has such a name."""
 CONFIG = "config/config_fed_client.json"
 SIGNED = {
     f"{folder}.__nvfl_{file}"
     for folder in ("", "config/")
     for file in ("sig.json", "submitter.crt")
 }
-"""What an administrator's FLARE adds to each folder of a job: a signature and a certificate."""
+"""Files that an administrator's FLARE adds to each job folder: a signature and a certificate."""
 FILES = {CONFIG, "config/", *SIGNED}
 LONGEST_FILE, LONGEST_META = 1 << 16, 1 << 20
 LONGEST_APP = 200  # characters of the name that FLARE writes into a job's folder
 MOST_JOBS = 8  # processes at a site; an honest server has 4 jobs at a time
-KEPT_JOBS = 100  # folders of old jobs in a kit, which hold logs
+KEPT_JOBS = 100  # folders of old jobs in a kit, which contain logs
 ROLES = ("project_admin", "lead")
 UNUSED = (
     "resource_spec",
@@ -84,7 +84,7 @@ UNUSED = (
     "edge_method",
     "byoc",
 )
-"""What FLARE lets a job choose for its process at a site, and Atoll's job never does."""
+"""Settings of a job's process at a site that FLARE allows, and that Atoll's job never uses."""
 
 ANY = "*"
 COMMON = {
@@ -93,10 +93,10 @@ COMMON = {
     (CellChannel.CELLNET, CellChannelTopic.Bye),
     (CellChannel.RETURN_ONLY, ANY),  # a reply
 }
-"""Channels and topics that any party may send; bulks, network tests and others are in no list."""
+"""Channels and topics that any party may use. Bulk messages and network tests are excluded."""
 TO_SITE = {
     *COMMON,
-    (CellChannel.CLIENT_MAIN, ANY),  # which `TOPICS` narrows
+    (CellChannel.CLIENT_MAIN, ANY),  # restricted by `TOPICS`
     (CellChannel.AUX_COMMUNICATION, ReservedTopic.END_RUN),
 }
 JOIN = {
@@ -118,7 +118,7 @@ FROM_SITE = {
 FROM_ADMIN = {
     *COMMON,
     *JOIN,
-    (CellChannel.HCI, ANY),  # which has its own rights
+    (CellChannel.HCI, ANY),  # FLARE checks its permissions
     (CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_REQUEST),  # to submit a job
     (CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_ABORT),
     (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC),  # to download its result
@@ -126,7 +126,7 @@ FROM_ADMIN = {
 
 
 def site_job(interval: float) -> dict[str, object]:
-    """The configuration of a job at a site, which asks for work so often (in seconds)."""
+    """Return the configuration of a job at a site that asks for work every `interval` seconds."""
     participant = {"path": "atoll.deploy.jobs.Participant", "args": {}}
     executors = [{"tasks": ["atoll"], "executor": participant}]
     job = {"format_version": 2, "executors": executors}
@@ -134,12 +134,12 @@ def site_job(interval: float) -> dict[str, object]:
 
 
 def job_text(config: dict[str, object]) -> str:
-    """A configuration as a job's file has it."""
+    """Format a configuration as in a job's file."""
     return json.dumps(config, indent=1)
 
 
 def is_own_job(archive: object) -> bool:
-    """Whether an archive holds the job of `site_job` to the letter, and no other file."""
+    """Return whether an archive contains exactly the job of `site_job`, and no other file."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:  # type: ignore[arg-type]
             found = opened.infolist()
@@ -155,12 +155,12 @@ def is_own_job(archive: object) -> bool:
             and FILES.issuperset(names)
             and len(set(names)) == len(names)
         )
-    except Exception:  # zipfile raises many kinds for bytes that are no archive
+    except Exception:  # zipfile raises many types of errors for bytes that are not an archive
         return False
 
 
 def is_own_meta(meta: object, job: str) -> bool:
-    """Whether a job's description is of that job, and chooses nothing about its process."""
+    """Return whether a description belongs to the job and sets no option of its process."""
     return (
         isinstance(meta, dict)
         and meta.get("job_id") == job
@@ -171,7 +171,7 @@ def is_own_meta(meta: object, job: str) -> bool:
 
 
 class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
-    """Answers a request as FLARE does, if it names a job by its number and holds no other job."""
+    """Answer a request as FLARE does, if it names a job by its ID and contains only our job."""
 
     def __init__(self, inner: RequestProcessor) -> None:
         self.inner = inner
@@ -198,7 +198,7 @@ class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
 
 
 def forget_jobs(kit: Path, running: Collection[str]) -> None:
-    """Delete the oldest folders of jobs that are over: FLARE keeps one for each job."""
+    """Delete the oldest folders of ended jobs, because FLARE keeps one for each job."""
     found = [path for path in kit.glob("*") if JOB.fullmatch(path.name)]
     over = [path for path in found if path.name not in running]
     for path in sorted(over, key=lambda path: path.stat().st_mtime)[: 1 - KEPT_JOBS]:
@@ -206,19 +206,19 @@ def forget_jobs(kit: Path, running: Collection[str]) -> None:
 
 
 class SiteGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
-    """Narrows the process that connects a site to the server; each job narrows its own."""
+    """Restrict the process that connects a site to the server. Each job restricts its own."""
 
     def __init__(self) -> None:
         super().__init__()
         known = ClientRequestProcessors.request_processors
         known[:] = [Checked(one) for one in known if TOPICS.issuperset(one.get_topics())]
-        # FLARE's log of requests has no limit, and quotes whatever the server sends.
+        # FLARE's log of requests is unlimited, and quotes any text that the server sends.
         Auditor.add_event = lambda *_given, **_more: ""
         close_site()
 
 
 class ServerGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
-    """Narrows the server's process, through which all messages of sites pass."""
+    """Restrict the server's process, through which all messages of sites pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,19 +227,19 @@ class ServerGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
 
 
 def close_site() -> None:
-    """Have this process of a site answer the requests of a run, and only to the server."""
+    """Let this process of a site answer only the requests of a run, and only to the server."""
     _guard(passes_site)
 
 
 def _guard(passes: Callable[[CoreCell, Endpoint, object, CellMessage], bool]) -> None:
-    """Drop every message that a rule does not let pass, before FLARE decodes any part of it."""
+    """Drop every message that the rule `passes` rejects, before FLARE decodes any part of it."""
     process = CoreCell.process_message
 
     def process_message(
         self: CoreCell, endpoint: Endpoint, connection: Any, app_id: int, message: CellMessage
     ) -> None:
         name = connection.get_conn_properties().get(DriverParams.PEER_CN.value)
-        # FLARE would call this address without TLS, and believe any name that answers there.
+        # FLARE would connect to this address without TLS, and trust any name that answers there.
         message.remove_header(MessageHeaderKey.CONN_URL)
         if passes(self, endpoint, name, message):
             process(self, endpoint, connection, app_id, message)
@@ -251,7 +251,7 @@ def _guard(passes: Callable[[CoreCell, Endpoint, object, CellMessage], bool]) ->
 
 
 def asked(message: CellMessage) -> tuple[str, str]:
-    """The channel and the topic by which FLARE finds the handler of a message."""
+    """Return the channel and the topic by which FLARE finds the handler of a message."""
     head = message.get_header
     found = str(head(MessageHeaderKey.CHANNEL)), str(head(MessageHeaderKey.TOPIC))
     if found == (STREAM_CHANNEL, STREAM_DATA_TOPIC):  # part of a longer message
@@ -260,7 +260,7 @@ def asked(message: CellMessage) -> tuple[str, str]:
 
 
 def _listed(message: CellMessage, known: set[tuple[str, str]]) -> bool:
-    """Whether a message is a reply, or a request that is in a list."""
+    """Return whether a message is a reply, or a request in the list `known`."""
     if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
         return True
     channel, topic = asked(message)
@@ -272,27 +272,27 @@ def _root(message: CellMessage, key: str) -> str:
 
 
 def passes_site(cell: CoreCell, endpoint: Endpoint, _name: object, message: CellMessage) -> bool:
-    """Whether a site takes a message: any from its processes, few requests from the server."""
+    """Accept at a site: any message from its own processes, a few requests from the server."""
     own, origin = cell.my_info.root, _root(message, MessageHeaderKey.ORIGIN)
-    if origin == own:  # the server could send under this name too
+    if origin == own:  # the server could use this name, too
         return bool(FQCN.get_root(endpoint.name) == own)
     return origin == FQCN.ROOT_SERVER and _listed(message, TO_SITE)
 
 
 def passes_server(_cell: CoreCell, endpoint: Endpoint, name: object, message: CellMessage) -> bool:
-    """Whether a server takes a message: any from its processes, few requests from others.
+    """Accept at the server: any message from its own processes, a few requests from others.
 
-    FLARE compared the endpoint with the certificate's name. A message may name another origin.
+    FLARE has compared the endpoint with the certificate's name. A message may name another origin.
     """
     sender = FQCN.get_root(endpoint.name)
     if sender == FQCN.ROOT_SERVER:
         return True
-    # For one kind of error FLARE ends the job's process. A site could just claim that error.
+    # For one type of error FLARE ends the job's process. A site could simply claim that error.
     message.remove_header(StreamHeaderKey.ERROR_TYPE)
     origin, target = MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION
     if (_root(message, origin), _root(message, target)) != (sender, FQCN.ROOT_SERVER):
         return False
-    # FLARE takes a returned request for the answer of its target. Sites share numbers of requests.
+    # FLARE treats a returned request as the answer of its target. Sites share request numbers.
     first = message.get_header(MessageHeaderKey.ORIGINAL_HEADERS, {})
     meant = first.get(target, sender) if isinstance(first, dict) else ""
     if FQCN.get_root(str(meant)) != sender:
@@ -301,10 +301,10 @@ def passes_server(_cell: CoreCell, endpoint: Endpoint, name: object, message: Ce
 
 
 def check_receipts() -> None:
-    """Take a receipt of a stream only from the party that the stream is for.
+    """Accept a receipt of a stream only from the receiver of the stream.
 
-    FLARE numbers streams one by one, and does not look at the origin of a receipt. A site could
-    guess the numbers of other sites' streams, and end them.
+    FLARE numbers streams consecutively, and ignores the origin of a receipt. A site could guess
+    the numbers of other sites' streams, and end them.
     """
     handle = TxTask.handle_ack
 

@@ -1,4 +1,4 @@
-"""Counts what crosses: messages and bytes, per round, step and client."""
+"""A ledger of the traffic: messages and bytes, per round, step and client."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SCORE = "score"  # the evaluation step's name
 
 
 class Entry(NamedTuple):
-    """One step on some clients: `down` bytes to and `up` bytes from each of them."""
+    """One step on several clients: each received `down` bytes and sent `up` bytes."""
 
     round: int
     step: str
-    runs: tuple[tuple[int, int], ...]  # of neighbouring clients: first, behind the last; ascending
+    runs: tuple[tuple[int, int], ...]  # ranges of clients: first, last + 1, ascending
     down: int
     up: int
 
@@ -39,15 +39,15 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, round: int, step: str, clients: Sequence[int], down: int, up: int) -> None:
-        """Note that each of the clients got `down` bytes and sent `up` bytes."""
+        """Add an entry: each of the clients received `down` bytes and sent `up` bytes."""
         self.entries.append(Entry(round, step, _runs(clients), down, up))
 
     def total(self, direction: str) -> int:
-        """Bytes of training traffic, "up" or "down", over all rounds and clients."""
+        """Return the bytes of training, "up" or "down", over all rounds and clients."""
         return sum(row[direction] for step, row in self.by_step().items() if step != SCORE)
 
     def by_step(self) -> dict[str, dict[str, int]]:
-        """Messages and bytes of each step."""
+        """Return the messages and bytes of each step."""
         table: dict[str, dict[str, int]] = {}
         for entry in self.entries:
             row = table.setdefault(entry.step, {"messages": 0, "down": 0, "up": 0})
@@ -56,7 +56,7 @@ class Ledger:
         return table
 
     def by_round(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Bytes of training traffic in each round, down and up; the first has those of `init`."""
+        """Return the bytes of training per round, down and up. Round 0 includes `init`."""
         down, up = [0] * rounds, [0] * rounds
         for entry in self.entries:
             if entry.step != SCORE:
@@ -65,13 +65,13 @@ class Ledger:
         return down, up
 
     def rows(self) -> Iterator[tuple[int, str, int, int, int]]:
-        """Round, step, client, bytes down, bytes up."""
+        """Yield round, step, client, bytes down, bytes up."""
         for entry in self.entries:
             for client in entry.clients:
                 yield entry.round, entry.step, client, entry.down, entry.up
 
     def export(self) -> Tree:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return [[e.round, e.step, torch.tensor(e.runs), e.down, e.up] for e in self.entries]
 
     def restore(self, exported: Tree) -> None:
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def _runs(clients: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as runs of neighbours."""
+    """Convert ascending numbers to ranges of consecutive numbers."""
     if len(clients) and clients[-1] - clients[0] == len(clients) - 1:
         return ((clients[0], clients[-1] + 1),)
     cuts = [i for i in range(1, len(clients)) if clients[i] != clients[i - 1] + 1]

@@ -1,21 +1,21 @@
-"""Whether the values of a site's reply are plausible: a site that lies must not spoil a run.
+"""Plausibility checks of a site's reply, so that a lying site cannot spoil a run.
 
-Names and shapes are checked elsewhere (`codec.check_like`). A number passes here if it can come
-from the data that the site declared and from training like that of the other sites:
+`codec.check_like` checks names and shapes. A number passes here if it can come from the data that
+the site declared, and from training that resembles the other sites':
 
 - Counts (`COUNTS`) are not negative, and their sum is at most the site's number of nodes or graphs.
-- A weight in a mean (`WEIGHTS`) is at least 1: every site has training nodes. The mean of replies
-  without weight would be no number.
-- The number of training steps is at least 1, and at most one for each epoch, node or graph.
+- A weight in a mean (`WEIGHTS`) is at least 1, because every site has training nodes. A mean
+  without weights would be undefined.
+- The number of training steps is at least 1, and at most epochs times nodes (or graphs).
 - Confusion counts and counts by score bin are not negative, and each part has at most as many as
   the site declared. A part without nodes has no AUC.
-- No number is above one range for all sites (`largest`). A received message with a number above 1
-  widens it as often: an honest reply to a model that another site spoilt is as large.
-- An update (trained minus received model) is at most `limit` times as long as the median of the
-  other sites', or at most as long as the received model plus one. Any other field of numbers is at
-  most `limit` times as long as the median, or as `PER_NODE` times the median of declared nodes.
-  A site that is alone in a step is compared with the last replies of at least three others to
-  that step, with the square of `limit`.
+- No number exceeds a common range of all sites (`largest`). If the received message contains a
+  number m > 1, the range is m times as large: another site may have spoilt the model before.
+- An update (trained minus received model) may be `limit` times as long as the median of the other
+  sites' updates, or as long as the received model plus one. Any other float field may be `limit`
+  times as long as the median, or `PER_NODE` times the median of declared nodes.
+  If only one site takes part in a step, it is compared with the last replies of at least three
+  other sites to that step, with the square of `limit`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, leaves, named_leaves, norm, structure, tree_map
 
 COUNTS = ("weight", "size", "mass", "nodes", "right", "total")
-"""Fields of replies that count nodes or graphs of a client, or are ones."""
+"""Fields of replies that count nodes or graphs of a client, or that are ones."""
 WEIGHTS = ("weight", "size")
-"""Those that a mean over clients divides by."""
+"""Fields by whose sum a mean over clients divides."""
 LARGEST, PER_NODE = 1e6, 1e4
 UPDATE_LIMIT = 100.0
-FEWEST = 3  # other sites whose earlier replies decide about a site that is alone in a step
+FEWEST = 3  # other sites whose earlier replies are needed to judge the only site of a step
 
 
 class Declared(NamedTuple):
-    """The sizes that a site declared when it joined; zeros if they stay at the site."""
+    """The sizes that a site declared when it joined, or zeros if they stay at the site."""
 
     counts: Sequence[int]  # training, validation and test nodes or graphs
     nodes: int
 
 
 def usual_size(sites: Iterable[Declared]) -> float:
-    """The largest number that is usual in a sum over nodes; no single site decides it."""
+    """Return the largest usual value of a sum over nodes. No single site determines it."""
     return PER_NODE * max(1, median(site.nodes for site in sites))
 
 
@@ -62,7 +62,7 @@ def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARG
             continue
         field = name.split(".")[0]
         if field in COUNTS:
-            # Where sizes stay at the site, every client counts one, and every class at most one.
+            # If sizes stay at the site, every client counts one, and every class at most one.
             most = max(site.nodes, leaf.numel())
             _refuse(name, leaf, int(field in WEIGHTS), most, total=True)
         elif field == "steps":
@@ -86,20 +86,20 @@ def _check_scores(scores: Scores, site: Declared) -> None:
         for part, counts, own in zip(ROLES, scores.bins, site.counts, strict=True):
             _refuse(f"bins ({part})", counts, 0, own, total=True)
     for part, auc, own in zip(ROLES, scores.auc, site.counts, strict=True):
-        if auc != -1:  # a part without nodes has none
+        if auc != -1:  # -1: the part has no nodes
             _refuse(f"auc ({part})", auc, 0 if own else -1, 1 if own else -1)
 
 
 def widest(received: Tree) -> float:
-    """The largest number of a message, at least 1."""
+    """Return the largest absolute value in a message, at least 1."""
     floats = [leaf for leaf in leaves(received) if leaf.is_floating_point() and leaf.numel()]
     return max([1.0, *(float(leaf.abs().max()) for leaf in floats)])
 
 
 def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float, float]]:
-    """The norm of each field of numbers, and what is plausible whatever others send.
+    """Return the norm of each float field, and a norm that is always plausible.
 
-    The field `model` counts as an update of the received one. A loss harms no other site.
+    The norm of `model` is the norm of its update. Scores cannot harm another site.
     """
     if isinstance(reply, Scores) or not is_dataclass(reply):
         return {}
@@ -125,7 +125,7 @@ def _form(tree: Tree) -> tuple[object, list[torch.Size]]:
 def too_long(
     norms: Mapping[str, tuple[float, float]], limit: float, before: Mapping[str, float]
 ) -> dict[str, str]:
-    """The sites whose updates are too long, each with a sentence; `before` are earlier norms."""
+    """Return the sites with too long updates, with reasons. `before` contains earlier norms."""
     found = {}
     for site, (length, free) in norms.items():
         others = [other for name, (other, _) in norms.items() if name != site]

@@ -1,4 +1,4 @@
-"""Clients' graphs as an engine's steps want them: views filled in, typed, on the device."""
+"""Preparation of clients' graphs for an engine: with views, in the right type, on the device."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from atoll.core.stages import staged
 from atoll.core.tree import num_bytes
 from atoll.nn.views import is_sparse
 
-READY_BYTES = 2 << 30  # most bytes of graphs that stay prepared while no run trains on them
+READY_BYTES = 2 << 30  # most bytes of prepared graphs that are cached between runs
 
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """All that an engine is made from."""
+    """All inputs of an engine's factory."""
 
     federation: Federation
-    views: Mapping[str, View]  # what each client precomputes of its graph
+    views: Mapping[str, View]  # the matrices that each client precomputes from its graph
     device: torch.device | str = "cpu"
-    chunk: int = 0  # most clients in one program of the fused engine; 0 chooses
-    runs_per_device: int = 1  # how many runs share the device's memory, this one included
+    chunk: int = 0  # most clients in one program of the fused engine; 0: automatic
+    runs_per_device: int = 1  # how many runs share the device's memory, including this one
     batching: Batching = WHOLE  # how clients cut their training into steps
     clock: Clock = OFF
 
     def graphs(self) -> Sequence[Graph]:
-        """The `prepared` graphs of all clients; runs with equal inputs share them."""
+        """Return the `prepared` graphs of all clients. Runs with equal inputs share them."""
         recipes = tuple((name, _recipe(self.views[name])) for name in sorted(self.views))
         options = self.runs_per_device, self.batching
         wanted = recipes, torch.device(self.device), torch.get_default_dtype(), *options
@@ -44,28 +44,28 @@ class EngineInputs:
         make = partial(prepared, self.federation.graphs, self.views, self.device, *how)
         try:
             found = _READY.get(self.federation, {}).get(wanted)
-        except TypeError:  # a view that is made with a list cannot be looked up
+        except TypeError:  # a view with a list among its arguments is not hashable
             return make()
         if found is not None:
             return found
-        _READY.pop(self.federation, None)  # of each federation, only the last graphs are kept
+        _READY.pop(self.federation, None)  # keep only the last graphs of each federation
         graphs = make()
         if not isinstance(graphs, LazyGraphs) and num_bytes(list(graphs)) <= READY_BYTES:
             _READY[self.federation] = {wanted: graphs}
         return graphs
 
 
-# By federation, so that prepared graphs go when their federation does.
+# By federation, so that prepared graphs are freed together with their federation.
 _READY: WeakKeyDictionary[Federation, dict[Hashable, Sequence[Graph]]] = WeakKeyDictionary()
 
 
 def ready_graphs(federation: Federation) -> Sequence[Graph]:
-    """The graphs of a federation that stay prepared; none before its first run."""
+    """Return the cached prepared graphs of a federation. The list is empty before its first run."""
     return [graph for graphs in _READY.get(federation, {}).values() for graph in graphs]
 
 
 def forget_ready() -> None:
-    """Keep no graphs prepared; a run that needs some prepares them again."""
+    """Clear the cache of prepared graphs. A run prepares them again on demand."""
     _READY.clear()
 
 
@@ -77,14 +77,14 @@ def prepared(
     batching: Batching = WHOLE,
     clock: Clock = OFF,
 ) -> Sequence[Graph]:
-    """Graphs with their views filled in, in the default type, on the device (`EngineInputs`)."""
-    if graphs[0].since is not None:  # steps get the graphs of training, and scoring the later ones
+    """Prepare graphs: views filled in, in the default type, on the device (`EngineInputs`)."""
+    if graphs[0].since is not None:  # steps get the training graphs, and scoring the later ones
         how = views, device, runs_per_device, batching, clock
         return staged(graphs, lambda some: prepared(some, *how))
     dtype = torch.get_default_dtype()
 
     def one(graph: Graph) -> Graph:
-        # Views are made where they are used: which product is cached depends on the device.
+        # Make views on the device, because it determines which product is cached.
         there = cast(graph, dtype=graph.real.dtype, device=device)
         ready: Graph = cast(with_views(there, views), dtype=dtype, device=device)
         return ready
@@ -100,19 +100,19 @@ def prepared(
 
 
 DENSE_BYTES = 16 << 30
-"""Most bytes of matrices, of all runs at once, that are stored with their zeros on a GPU."""
-DENSE_NODES = 640  # most nodes of a client whose adjacency is multiplied with its zeros on a GPU
+"""Most bytes of matrices that are stored densely on a GPU, of all runs together."""
+DENSE_NODES = 640  # most nodes of a client whose adjacency is multiplied densely on a GPU
 
 
 def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple[Graph, ...]:
-    """Feature views, and adjacencies of small clients, with all their zeros, where memory allows.
+    """Store feature views, and adjacencies of small clients, densely where memory allows.
 
-    Those with few entries stay sparse as well, because narrow products with them are then faster
-    (`nn.ops.matmul`); wide ones read the zeros.
+    Matrices with few entries also stay sparse, because narrow products with them are then faster
+    (`nn.ops.matmul`). Wide products use the dense form.
     """
     views = [view for graph in graphs for view in graph.views.values()]
     sparse = [view for view in views if not isinstance(view, Tensor)]
-    sizes = {True: 0, False: 0}  # numbers of square matrices, and of features
+    sizes = {True: 0, False: 0}  # entries of square matrices, and of features
     for view in sparse:
         sizes[isinstance(view, Sparse) and view.square] += math.prod(view.shape)
     most = DENSE_BYTES // (runs_per_device * graphs[0].real.element_size())
@@ -140,7 +140,7 @@ def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple
 
 
 def _recipe(view: View) -> Hashable:
-    """Equal for equal views: partial functions made alike do not compare as equal."""
+    """Return a key that is equal for equal views: equal partial functions do not compare equal."""
     if not isinstance(view, partial):
         return view
     return view.func, view.args, tuple(sorted(view.keywords.items()))

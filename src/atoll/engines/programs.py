@@ -1,4 +1,4 @@
-"""What the fused engine keeps between programs: private states, recordings, derived trees."""
+"""State of the fused engine between programs: private states, recordings, derived trees."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from atoll.engines.recording import Recording, copied, new_pool, no_reads, shape
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 256  # lists of positions, and recordings
-MOST_DERIVED = 1 << 29  # bytes of what clients derive that are kept
+MOST_KEPT = 256  # most cached lists of positions, and most recordings
+MOST_DERIVED = 1 << 29  # most bytes of cached derived trees
 Program = Callable[..., tuple[Tree, Tree]]
 """(message, private states, keys) -> (replies, new private states) of clients that run at once."""
 
@@ -29,9 +29,9 @@ Program = Callable[..., tuple[Tree, Tree]]
 def at_once(
     step: Step, graphs: Graph, message: Tree, states: Tree, keys: Tensor, shared: bool
 ) -> tuple[Tree, Tree]:
-    """The step for all clients at once; one message is for all of them if `shared`."""
+    """Run the step for all clients at once. If `shared`, all clients get the same message."""
 
-    # A shared message is closed over: `vmap` then computes what depends on it only, once.
+    # A shared message is closed over, so `vmap` computes only once what depends only on it.
     def one(graph: Graph, state: Tree, key: Tensor, received: Tree = message) -> Tree:
         reply, state = step(graph, received, state, key)
         return reply, None if step.keeps_state else state
@@ -42,21 +42,21 @@ def at_once(
 
 
 class PrivateStates:
-    """Private states: stacked where a program left them, so that a steady roster copies nothing.
+    """Private states, stacked where a program left them, so that a stable roster copies nothing.
 
-    A stack lives as long as one client's newest state is in it. A client that moves to another
+    A stack lives as long as it contains one client's newest state. A client that moves to another
     program leaves a stale row behind. Members of a program are one tuple, compared by identity
-    first: comparing its hundreds of numbers once per client would cost the square of the clients.
+    first: comparing hundreds of numbers once per client would take quadratic time.
     """
 
     def __init__(self, size: int) -> None:
-        # For each client the stack and the row of its state; None before it has one.
+        # For each client the stack and the row of its state, or None before its first state.
         self.home: list[tuple[Members, int] | None] = [None] * size
         self.stacks: dict[Members, Tree] = {}
         self.living: dict[Members, int] = {}  # how many clients' newest states a stack holds
 
     def get(self, members: Members) -> Tree:
-        """The members' states, stacked; None if they have none yet."""
+        """Return the members' stacked states, or None before their first states."""
         homes = [self.home[position] for position in members]
         if homes[0] is None:
             return None
@@ -65,7 +65,7 @@ class PrivateStates:
         return stack([self._one(p) for p in members])
 
     def put(self, members: Members, state: Tree) -> None:
-        """Keep the members' states, stacked."""
+        """Store the members' stacked states."""
         for row, position in enumerate(members):
             old = self.home[position]
             if old is not None and old[0] is members:
@@ -79,7 +79,7 @@ class PrivateStates:
         self.stacks[members] = state
 
     def same_structure(self, bucket: Members) -> list[Members]:
-        """Split a bucket where members' states differ in kind (some may have none yet)."""
+        """Split a bucket whose members' states differ in structure. Some may still lack a state."""
         homes = [self.home[position] for position in bucket]
         if len({None if home is None else id(home[0]) for home in homes}) == 1:
             return [bucket]
@@ -87,7 +87,7 @@ class PrivateStates:
         kinds: dict[int, Hashable] = {}
         for position, home in zip(bucket, homes, strict=True):
             if home is not None and id(home[0]) not in kinds:
-                # Structure and everything that is not a tensor must be equal in a stack.
+                # All states in a stack need equal structure and equal values besides tensors.
                 flat, spec = flatten(self.stacks[home[0]])
                 fixed = (Tensor if isinstance(leaf, Tensor) else leaf for leaf in flat)
                 kinds[id(home[0])] = spec, tuple(fixed)
@@ -96,14 +96,14 @@ class PrivateStates:
 
     @property
     def begun(self) -> bool:
-        """Whether all clients have a private state, or none."""
+        """Whether all clients have a private state, or no client has one."""
         return len({home is None for home in self.home}) == 1
 
     def export(self) -> list[Tree]:
         return [self._one(position) for position in range(len(self.home))]
 
     def replace(self, states: Sequence[Tree]) -> None:
-        """Forget all states, and keep the given ones."""
+        """Replace all states by the given ones."""
         self.home, self.stacks, self.living = [None] * len(states), {}, {}
         for position, state in enumerate(states):
             if state is not None:
@@ -115,21 +115,21 @@ class PrivateStates:
 
 
 class Derived:
-    """What clients derive from their graphs and private states (`Method.derive`), for programs."""
+    """Cached trees that clients derive from their graphs and private states (`Method.derive`)."""
 
-    # Kept as long as its sources are the same memory, untouched. Not on a GPU, where to derive it
-    # again costs less than to carry it through recordings.
+    # Valid as long as the sources are the same unchanged memory. Not used on a GPU, where
+    # deriving a tree again costs less than carrying it through recordings.
     def __init__(self) -> None:
         self.kept: dict[Members, tuple[list[Tensor], list[tuple[int, int]], Tree]] = {}
 
     def added(self, owner: Any, members: Members, graph: Graph, states: Tree) -> Graph:
-        """The graph with what its clients derive, if the owner of a step derives anything."""
-        # Not a protocol: `isinstance` of one costs more than a small operation.
+        """Return the graph with its derived tree, if the owner of the step derives one."""
+        # Not a protocol, because `isinstance` of a protocol costs more than a small operation.
         derives = getattr(owner, "derived_from", None)
         if derives is None or (part := derives(states)) is None:
             return graph
         sources = leaves(part)
-        # As long as the sources are kept here, no other tensor lies in their place.
+        # While the sources are stored here, no other tensor can have their address.
         mark = [(leaf.data_ptr(), leaf._version) for leaf in sources]
         if members not in self.kept or self.kept[members][1] != mark:
             self.kept.pop(members, None)
@@ -140,7 +140,7 @@ class Derived:
                     found = owner.derive(graph, take(part, 0))
             kept = sum(num_bytes(tree) for _, _, tree in self.kept.values())
             if kept + num_bytes(found) > MOST_DERIVED:
-                self.kept.clear()  # of rosters that have gone, or there is too much to keep
+                self.kept.clear()  # drop trees of old rosters
             if num_bytes(found) > MOST_DERIVED:
                 return replace(graph, derived=found)
             self.kept[members] = sources, mark, found
@@ -148,7 +148,7 @@ class Derived:
 
 
 class RecordedSteps:
-    """Programs of steps, recorded when they come again after so many times."""
+    """Programs of steps, recorded when they repeat more than `after` times."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -163,16 +163,16 @@ class RecordedSteps:
         known = (step, members, shared, *shapes(inputs))
         try:
             recording = self.recordings.get(known)
-        except TypeError:  # a method with a list among its hyper-parameters
+        except TypeError:  # a method with a list among its hyper-parameters is not hashable
             return program(*inputs)
         if recording is None:
             new = known not in self.recordings
             if new and self.seen[known] >= self.after and len(self.recordings) < MOST_KEPT:
                 return self._rehearse(step, known, program, *inputs)
             if new and len(self.seen) < 10 * MOST_KEPT:
-                self.seen[known] += 1  # drawn clients may never come together again
+                self.seen[known] += 1  # the same draw of clients may never occur again
             return program(*inputs)
-        # The next replay overwrites what this one gives, and the server may keep it.
+        # The next replay overwrites these outputs, and the server may keep them, so copy them.
         reply, states = recording(*inputs)
         return copied(reply), copied(states)
 
@@ -185,9 +185,9 @@ class RecordedSteps:
             keeps = watch.besides(inputs)
             self.recordings[known] = Recording(program, *inputs, pool=self.pool, keeps=keeps)
         except Exception as reason:
-            # Without a recording the program gives the same result, or the true error.
+            # Without a recording the program gives the same result, or the real error.
             log.info("step %s is not recorded: %s", step.name, reason)
             self.recordings[known] = None
-            self.pool = None  # what failed may have left something in it
+            self.pool = None  # the failed recording may have left allocations in it
             return program(*inputs)
         return found

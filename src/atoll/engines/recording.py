@@ -1,7 +1,7 @@
-"""Work that is recorded once and replayed: on a GPU as a CUDA graph, which is one launch.
+"""Recording and replay of work. On a GPU a recording is a CUDA graph, which is one launch.
 
-Recorded work must do the same operations each time: it must not read a number to decide what comes
-next (`no_reads` checks), and noise must come from inputs (`Tape`).
+Recorded work must repeat the same operations. It must not read a number to decide what comes next
+(`no_reads` checks this), and its noise must come from inputs (`Tape`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from atoll.core.vmap.varied import Args, Kwargs
 
 
 class NotRecordable(Exception):
-    """Why some work cannot be recorded, as the end of a sentence."""
+    """The reason why some work cannot be recorded, as the end of a sentence."""
 
 
 Function = Callable[..., tuple[Tree, ...]]
@@ -41,9 +41,9 @@ class Recording:
     call, which overwrites them. Without a GPU a replay is a call of the function. The function must
     have run before, so that the recording loads and allocates nothing new.
 
-    The first `carried` outputs are the inputs of the next call: written over the inputs within the
-    recording, they need no copy. Recordings that share a `pool` of memory never run at the same
-    time. `keeps` are other tensors that the function reads: a replay reads them where they were.
+    The first `carried` outputs are the inputs of the next call. The recording writes them over the
+    inputs, so they need no copy. Recordings that share a memory `pool` never run at the same time.
+    `keeps` contains other tensors that the function reads: a replay reads them at their old place.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Recording:
         with torch.cuda.device(device):
             capture = torch.cuda.graph(graph, pool=pool)  # its stream is on the current device
             # Torch aborts the process if the two numbers it needs to begin do not fit into memory.
-            # They fit beside this one, and if it does not fit itself, that is an exception.
+            # They fit next to this tensor. If the tensor itself does not fit, torch raises.
             with torch.cuda.stream(capture.capture_stream):
                 spare = torch.empty(1, device=device)
-        # Garbage may hold older graphs, and none may go while another one is captured.
+        # Garbage may contain older graphs, and none may be freed while another one is captured.
         collects = gc.isenabled()
         gc.disable()
         try:
             with torch.cuda.device(device), capture:
                 outputs = self._settled(function(*self.inputs))
         except BaseException:
-            torch.cuda.set_stream(before)  # torch leaves its own behind when a capture fails
+            torch.cuda.set_stream(before)  # after a failed capture torch leaves its own stream
             raise
         finally:
             if collects:
@@ -93,8 +93,8 @@ class Recording:
         return replay
 
     def _settled(self, outputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """Write the carried outputs over the inputs, which are returned in their place."""
-        # First, outputs that share memory with inputs are copied: one may overwrite another.
+        """Write the carried outputs over the inputs, and return these inputs instead."""
+        # First copy outputs that share memory with inputs, because one may overwrite another.
         ours = {leaf.untyped_storage().data_ptr() for leaf in self.targets}
 
         def apart_from_inputs(leaf: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Recording:
 
 
 def copy_over(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Overwrite tensors with others, in one launch for all of a type."""
+    """Overwrite tensors with others, in one launch per type."""
     # Lists of several types would be copied one tensor at a time.
     kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
@@ -124,20 +124,20 @@ def copy_over(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def copied(tree: T) -> T:
-    """The tree with separate tensors."""
+    """Return a copy of the tree with separate tensors."""
     copy = tree_map(torch.empty_like, tree)
     copy_over(leaves(copy), leaves(tree))
     return copy
 
 
 def new_pool(cuda: bool) -> Pool | None:
-    """Memory for recordings. One whose recordings are gone cannot be used again."""
+    """Create a memory pool for recordings. It cannot be reused after its recordings are freed."""
     return torch.cuda.graph_pool_handle() if cuda else None
 
 
 def shapes(tree: Tree) -> tuple[object, ...]:
-    """Equal for trees that can take each other's place in a recording."""
-    # A number that is no tensor is part of the program: it must be the same.
+    """Return a key that is equal for trees that are interchangeable in a recording."""
+    # Values that are not tensors are part of the program, so they must be equal.
     flat, spec = pytree.tree_flatten(tree)
     parts = ((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat)
     return spec, tuple(parts)
@@ -145,7 +145,7 @@ def shapes(tree: Tree) -> tuple[object, ...]:
 
 @contextmanager
 def no_reads(device: torch.device) -> Iterator[Watch]:
-    """Raise where Python waits for a number; a recording would have frozen that number."""
+    """Raise an error if Python waits for a number, because a recording would freeze it."""
     with ExitStack() as after:
         if device.type == "cuda":
             after.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
@@ -156,15 +156,15 @@ def no_reads(device: torch.device) -> Iterator[Watch]:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
-    """Raises at operations whose result Python reads, or whose shape depends on numbers."""
+    """Raise an error at operations whose result Python reads, or whose shape depends on values."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler at the first operation, which takes seconds
+        return False  # otherwise torch imports its compiler at once, which takes seconds
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Among them are tensors that a recording must keep, such as a graph in a method's cache.
+        # These include tensors that a recording must keep, such as a graph in a method's cache.
         self.read: dict[int, Tensor] = {}
         self.made: set[int] = set()
 
@@ -182,13 +182,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         return found
 
     def besides(self, *trees: Tree) -> list[Tensor]:
-        """Tensors that were read, and were neither made here nor part of these trees."""
+        """Return the tensors that were read, but neither made here nor part of these trees."""
         known = _places(trees)
         return [leaf for place, leaf in self.read.items() if place not in known]
 
 
 def _places(tree: Tree) -> dict[int, Tensor]:
-    """The tensors of a tree by their address in memory."""
+    """Return the tensors of a tree by their address in memory."""
     found = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     plain = [leaf for leaf in found if leaf.layout is torch.strided and not wrapped(leaf)]
@@ -215,17 +215,17 @@ KeyPart = int | str | RoundNumber
 class Check:
     """Tensors that must be finite, and the error if they are not."""
 
-    step: str  # the client step that gave them; "" for a tensor of the server
+    step: str  # the client step that returned them, or "" for a tensor of the server
     names: tuple[str, ...]  # of the tensors
-    sampled: bool = False  # whether they belong only to the clients that were drawn
-    problem: str = ""  # of a server's tensor that is not finite
+    sampled: bool = False  # whether they belong only to the drawn clients
+    problem: str = ""  # the error text for a server's tensor
 
 
 @dataclass
 class Tape:
-    """What a round leaves for later, so that it need not wait for it while it runs."""
+    """Values that a round stores for later, so that it need not wait for them while it runs."""
 
-    root: Tensor  # of all keys
+    root: Tensor  # the root of all keys
     number: int = -1  # of a rehearsed round; -1 while it is recorded
     shown: int | None = None  # the number that a method may see, if it defines stages
     salts: Tensor | None = None  # of the keys of a recorded round, in order
@@ -235,19 +235,19 @@ class Tape:
     checks: list[Check] = field(default_factory=list)
     watched: list[Tensor] = field(default_factory=list)  # checked tensors, stacked by clients
     sizes: list[tuple[int, int]] = field(default_factory=list)  # tensors and clients of each check
-    doubts: list[Tensor] = field(default_factory=list)  # () bool, true if the round is another one
+    doubts: list[Tensor] = field(default_factory=list)  # () bool, true if a rare event happens
 
     def key(self, *parts: KeyPart) -> Tensor:
-        """The key that `fold(root, *parts)` gives, with the round's number for `ROUND`."""
+        """Return the key `fold(root, *parts)`, with the round's number for `ROUND`."""
         self.parts.append(parts)
         if self.salts is None:
             return fold(self.root, *filled(parts, self.number))
         return salted(self.root, self.salts[len(self.parts) - 1, 0])
 
     def salts_of(self, rounds: Sequence[int]) -> Tensor:
-        """The salts of some rounds, (R, keys, 4), for recordings of this one."""
-        # Each is the first of four numbers, so that it lies in memory as a separate tensor would:
-        # kernels are compiled for how their arguments lie.
+        """Return the salts of the given rounds, (R, keys, 4), for recordings of this round."""
+        # Each salt is the first of four numbers, so it is aligned like a separate tensor, because
+        # kernels are compiled for the alignment of their arguments.
         found = [[salt(*filled(parts, number)) for parts in self.parts] for number in rounds]
         table = [[[one, 0, 0, 0] for one in row] for row in found]
         return torch.tensor(table, dtype=torch.int64, device=self.root.device)
@@ -264,18 +264,18 @@ class Tape:
             self.sizes.append((len(floats), len(next(iter(floats.values())))))
 
     def finite(self) -> Tensor:
-        """Whether each watched tensor of each client is finite, in one row."""
+        """Return whether each watched tensor of each client is finite, in one row."""
         if not self.watched:
             return torch.zeros(0, dtype=torch.bool, device=self.root.device)
         found: Tensor = call(_Finite, *self.watched)
         return found
 
     def first_problem(self, finite: Tensor) -> tuple[Check, str, int] | None:
-        """The first check that failed, with the tensor's name and the row of the client."""
+        """Return the first check that failed, with the tensor's name and the client's row."""
         start = 0
         for check, size in zip(self.checks, self.sizes, strict=True):
             end = start + size[0] * size[1]
-            # The first client counts, then its first tensor, as they come when nothing is recorded.
+            # The first client first, then its first tensor: the order of rounds without recording.
             failed = (~finite[start:end].reshape(size)).T.nonzero()
             if len(failed):
                 row, name = failed[0].tolist()
@@ -285,7 +285,7 @@ class Tape:
 
 
 class _Finite(Constant):
-    """Whether the tensors, (clients, ...) each, are finite at each client, one after another."""
+    """Whether the tensors, (clients, ...) each, are finite at each client, concatenated."""
 
     @staticmethod
     def forward(*watched: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ class _Finite(Constant):
             from atoll.core.kernels import leaves as leaf_kernels
 
             return leaf_kernels.finite(watched)
-        # A sum of doubles is finite if all its terms are: those of float32 cannot overflow it.
+        # A sum of doubles is finite if all its terms are, because float32 terms cannot overflow it.
         sums = [leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64) for leaf in watched]
         return torch.cat(sums).isfinite()
 
@@ -306,5 +306,5 @@ class _Finite(Constant):
 
 
 def filled(parts: Sequence[KeyPart], number: int) -> list[int | str]:
-    """The parts of a key, with the number of the round for `ROUND`."""
+    """Return the parts of a key, with the number of the round for `ROUND`."""
     return [number if isinstance(part, RoundNumber) else part for part in parts]

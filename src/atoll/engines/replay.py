@@ -1,11 +1,12 @@
-"""Rounds that are recorded once and replayed, with the same numbers: of one run, or of several.
+"""Recording and exact replay of rounds, of one run or of several runs at once.
 
-The first round runs eagerly, because private states begin in it; several runs play it at once where
-they can. The second is rehearsed: a wait for a number stops it. Otherwise it counts and is
-recorded, and all later rounds are replays. If it was stopped, only the clients' steps are recorded.
-A round in which something rare happens (`Clients.happens`) is found when replays are read: those
-before it are replayed anew, and it is played eagerly. Each stage of a method begins again. Several
-runs that differ only in data, noise and numbers (`Varied`) are one program: `vmap` of a round.
+The first round runs eagerly, because private states begin in it. Several runs play it at once if
+they can. The second round is a rehearsal, which stops if Python waits for a number. A complete
+rehearsal counts and is recorded, and all later rounds are replays. After a stopped rehearsal, only
+the clients' steps are recorded. When replays are read, a round with a rare event
+(`Clients.happens`) is found: the rounds before it are replayed again, and it is played eagerly.
+Each stage of a method begins from the start. Several runs that differ only in data, noise and
+numbers (`Varied`) are one program: `vmap` of a round.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
-"""Rehearsals after which a server's tree, or states, that still change their shape always will."""
+"""Rehearsals after which a changing shape of the server's tree or of states is permanent."""
 OFTEN = 2  # times that a step runs in an eager round before it is recorded there
 FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
@@ -55,8 +56,8 @@ Found_co = TypeVar("Found_co", covariant=True)
 States = dict[Members, Tree]
 Graphs = dict[Members, Graph] | None
 Carried = tuple[Tree, States]
-"""What one round hands to the next: the server's tree and each program's private states."""
-Played = tuple[Tape, Carried, Tree, Tensor | None]  # what a round leaves, its outcome, its doubt
+"""The state between two rounds: the server's tree and each program's private states."""
+Played = tuple[Tape, Carried, Tree, Tensor | None]  # tape, next state, outcome and doubt
 
 
 class Playable(Protocol[Found_co]):
@@ -69,7 +70,7 @@ class Playable(Protocol[Found_co]):
     def play(
         self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Found_co]:
-        """The server's next tree and the round's scores, of the training part, too, if wanted."""
+        """Return the server's next tree and the scores, with the training part if requested."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,12 @@ class Round(Generic[Outcome]):
 
     number: int
     outcome: Outcome
-    tape: Tape | None = None  # None if everything is written down already
+    tape: Tape | None = None  # None if the round has already stored everything
     after: Carried | None = None  # for `Replay.trees`; None if it was overwritten
-    doubt: Tensor | None = None  # true, in some run, if the round was another one (`happens`)
+    doubt: Tensor | None = None  # true, in some run, if a rare event happened (`happens`)
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
-        """The error that would have stopped this round, if its numbers had been read at once."""
+        """Return the error that would have stopped this round if its numbers had been read."""
         found = None if self.tape is None or finite is None else self.tape.first_problem(finite)
         if found is None:
             return None
@@ -96,7 +97,7 @@ class Round(Generic[Outcome]):
 
 @dataclass(frozen=True)
 class Take:
-    """A recorded round: its program, its tape, and the salts of all rounds."""
+    """A recorded round: its program, its `Tape` of keys and checks, and the salts of all rounds."""
 
     recording: Recording
     tape: Tape
@@ -104,7 +105,7 @@ class Take:
 
 
 class Replay(Generic[Outcome]):
-    """Plays the rounds of one run, or of several that differ in seed, data and `points`."""
+    """Play the rounds of one run, or of several that differ in seed, data and `points`."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Replay(Generic[Outcome]):
         self.takes: dict[bool, Take] = {}
         self.tries = 0
         self.doubting = False  # whether rounds have doubts
-        self.doubted = -1  # the round that must be played eagerly, because of one
+        self.doubted = -1  # the round that must be played eagerly because of a doubt
         self.steps = False  # whether steps are recorded, because no round can be
         self.how = ""  # a sentence for the log
         self.refused = ""  # why several runs cannot be one program
@@ -139,10 +140,11 @@ class Replay(Generic[Outcome]):
     def advance(
         self, number: int, kinds: Sequence[bool], copy: Callable[[Carried], Carried] | None = None
     ) -> list[Round[Outcome]]:
-        """A round, and as many after it as can be replayed, without reading their outcomes.
+        """Play a round, and as many later rounds as can be replayed without reading outcomes.
 
-        Empty if the round must be played eagerly. `kinds` says for each round whether the training
-        part is scored. `copy` copies server and states before a replay overwrites them.
+        The list is empty if the round must be played eagerly. `kinds` contains, for each round,
+        whether the training part is scored. `copy` copies server and states before a replay
+        overwrites them.
         """
         if self.stage_of(number) != self.stage:
             self.let_go()
@@ -165,7 +167,7 @@ class Replay(Generic[Outcome]):
             rounds[-1] = replace(rounds[-1], after=self.carried)
         if len(self.runs) == 1 or number == self.doubted:
             self.settle()
-            self.carried = None  # a run by itself may play its next round eagerly
+            self.carried = None  # a single run may play its next round eagerly
         return rounds
 
     def _ahead(
@@ -182,7 +184,7 @@ class Replay(Generic[Outcome]):
                     rounds[-1] = replace(rounds[-1], after=copy(self.carried))
                 rounds.append(self._replay(self.takes[with_train], here))
             elif rounds:
-                break  # what cannot be replayed would be waited for
+                break  # a round that cannot be replayed would have to wait
             else:
                 rounds += self._rehearse(here, with_train)
                 if not rounds:
@@ -191,7 +193,7 @@ class Replay(Generic[Outcome]):
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Around an eager round of a run by itself: what it repeats often is recorded in it."""
+        """Record steps that repeat often, inside an eager round of a single run."""
         if not self.steps:
             self.engines[0].record_steps(OFTEN)
         try:
@@ -201,7 +203,7 @@ class Replay(Generic[Outcome]):
                 self.engines[0].record_steps(None)
 
     def trees(self, played: Round[Outcome], place: int = 0) -> tuple[Tree, list[Tree]]:
-        """One run's server and its clients' private states after a round."""
+        """Return one run's server and its clients' private states after a round."""
         assert played.after is not None
         server, stacks = played.after if len(self.runs) == 1 else take(played.after, place)
         states: list[Tree] = [None] * len(self.lead.simulation.federation)
@@ -212,7 +214,7 @@ class Replay(Generic[Outcome]):
         return server, states
 
     def _first(self, number: int, with_train: bool) -> list[Round[Outcome]]:
-        """The first round of a stage, of all runs at once; empty if each must play it by itself."""
+        """Play the first round of a stage in all runs at once. Return [] if that is impossible."""
         if len(self.runs) == 1 or self.refused:
             return []
         try:
@@ -226,26 +228,26 @@ class Replay(Generic[Outcome]):
             if out_of_memory(reason):
                 raise
             self.fixed = None, self.root, None
-            return []  # played by itself, it gives the same result, or the true error
+            return []  # each run plays it alone, with the same result or the real error
         self.carried = after
         return [Round(number, outcome, tape, after)]
 
     def _can_begin(self, number: int, with_train: bool) -> bool:
-        """Whether a round can be rehearsed or replayed; if so, its inputs are gathered."""
+        """Return whether a round can be rehearsed or replayed. If so, gather its inputs."""
         alone = len(self.runs) == 1
         if with_train not in self.takes:
             useless = alone and number == self.rounds - 1
             if useless or self.refused or self.tries >= MOST_TRIES:
                 return False
         if alone or self.carried is None:
-            # Until all clients have a state, or none has, programs change from round to round.
+            # Until all clients have a state, or no client has, programs change between rounds.
             if not all(engine.regroup() for engine in self.engines):
                 return False
             self.carried = self._attempt(self._gather)
         return self.carried is not None
 
     def _gather(self) -> Carried:
-        """Stack servers, states, and what rounds only read: graphs, roots, numbers."""
+        """Stack servers, states, and the constant inputs of rounds: graphs, roots, numbers."""
         servers = [run.server for run in self.runs]
         states = [engine.program_states() for engine in self.engines]
         if len(self.runs) == 1:
@@ -261,20 +263,20 @@ class Replay(Generic[Outcome]):
             assert self.points is not None
             self.fixed = graphs, roots, self.points.tensor(roots.device)
         for engine in self.engines:
-            engine.forget_stacks()  # the graphs of all runs are in one place now
+            engine.forget_stacks()  # the stack above contains the graphs of all runs
         return stack(servers), stack(states)
 
     def _same_programs(self) -> bool:
         return len({tuple(engine.program_states()) for engine in self.engines}) == 1
 
     def _graphs(self, members: Members) -> Graph:
-        """The graphs of some clients in all runs: an axis for the runs, one for several clients."""
+        """Stack the clients' graphs of all runs: an axis for runs, and one for several clients."""
         found = [engine.graphs[position] for engine in self.engines for position in members]
         axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
         return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))
 
     def _play(self, blank: Tape, with_train: bool, carried: Carried) -> Played:
-        """One round of all runs, as a function: no run and no engine is changed by it."""
+        """Play one round of all runs as a pure function. It changes no run and no engine."""
         engine, simulation, tapes = self.engines[0], self.lead.simulation, list[Tape]()
 
         def one(server: Tree, states: States, graphs: Graphs, root: Tensor, row: Tree) -> Tree:
@@ -289,25 +291,25 @@ class Replay(Generic[Outcome]):
 
         given = (*carried, *self.fixed)
         played = one(*given) if len(self.runs) == 1 else vmap_trees(one, *given)
-        # After `vmap` the tape's tensors are of no use; its lists hold for every run.
+        # After `vmap` the tape's tensors are unusable. Its lists are valid for every run.
         tapes[-1].root = blank.root
-        tapes[-1].watched.clear()  # the outcome has the answers
+        tapes[-1].watched.clear()  # the outcome contains the results
         tapes[-1].doubts.clear()
         return tapes[-1], (played[0], played[1]), played[2], played[3]
 
     def _rehearse(self, number: int, with_train: bool) -> list[Round[Outcome]]:
-        """The round, recorded for those to come; empty if it must be played eagerly."""
+        """Play and record the round. Return [] if it must be played eagerly."""
         assert self.carried is not None
         # A recorded round may see only the number of a round of the same stage.
         shown, carried = None if self.stage is None else number, self.carried
 
         def watched() -> tuple[Played, list[Tensor]]:
             if any(leaf.device != self.root.device for leaf in leaves(carried)):
-                # A recording for a GPU would freeze their numbers.
+                # A recording for a GPU would freeze their values.
                 raise NotRecordable("the server or the clients keep tensors in main memory")
             with no_reads(self.root.device) as watch:
                 played = self._play(Tape(self.root, number, shown), with_train, carried)
-            return played, watch.besides(carried)  # and the tensors used besides the inputs
+            return played, watch.besides(carried)  # and other tensors that it used
 
         played = self._attempt(watched)
         if played is None:
@@ -337,7 +339,7 @@ class Replay(Generic[Outcome]):
         make = partial(Recording, program, *inputs, carried=2, pool=self.pool, keeps=read)
         recording = self._attempt(make)
         if recording is None:
-            self.pool = None  # what failed may have left something in it
+            self.pool = None  # the failed recording may have left allocations in it
             return
         self.takes[with_train] = Take(recording, tape, salts)
         many = f"{len(self.runs)} runs are trained at once"
@@ -351,7 +353,7 @@ class Replay(Generic[Outcome]):
         return Round(number, outcome, recorded.tape, doubt=doubt)
 
     def settle(self) -> None:
-        """Give every run its server and states, for a checkpoint or to continue without this."""
+        """Give every run its server and states, for a checkpoint or to continue without replay."""
         if self.carried is None:
             return
         if len(self.runs) == 1:
@@ -364,22 +366,22 @@ class Replay(Generic[Outcome]):
             engine.put_states(take(stacks, place))
 
     def let_go(self) -> None:
-        """Settle, and free everything that was recorded."""
+        """Settle, and free all recordings of rounds."""
         self.settle()
         self.carried, self.fixed = None, (None, self.root, None)
         self.takes.clear()
         self.pool = new_pool(self.root.is_cuda)
 
     def finish(self) -> None:
-        """Settle, and free recordings of rounds and of steps."""
+        """Settle, and free all recordings of rounds and of steps."""
         self.let_go()
         for engine in self.engines:
             engine.record_steps(None)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
-        """The result of some work; any error in it is a reason not to record."""
-        # Played eagerly, and one by one, the runs give the same results, or the true error. Only a
-        # full memory is an error at once where there are several runs: half of them may fit.
+        """Return the result of some work, or None if it fails: then rounds are not recorded."""
+        # Played eagerly, and one by one, the runs give the same results, or the real error. Only
+        # full memory is an error at once if there are several runs, because half may fit.
         try:
             return work()
         except Exception as reason:
@@ -410,7 +412,7 @@ class Replay(Generic[Outcome]):
 
 
 def _before_doubts(rounds: Sequence[Round[Outcome]]) -> int:
-    """How many rounds come before the first that was another one, in some run."""
+    """Return how many rounds come before the first rare event in any run."""
     doubts = [played.doubt for played in rounds if played.doubt is not None]
     if not doubts:
         return len(rounds)
@@ -419,9 +421,9 @@ def _before_doubts(rounds: Sequence[Round[Outcome]]) -> int:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is that the device's memory is full."""
+    """Return whether an error, or its cause, is that the device's memory is full."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        # Libraries beside torch's allocator have words of their own for it.
+        # Libraries other than torch's allocator report it in other words.
         if isinstance(error, RuntimeError) and FULL.search(str(error)):
             return True
         error = error.__cause__
@@ -429,12 +431,12 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 def rounds_ahead(left: int, seconds: float) -> int:
-    """How many rounds of so many seconds to replay before their results are read."""
+    """Return how many rounds of `seconds` each to replay before their results are read."""
     return max(1, min(left, MOST_AHEAD, int(MOMENT / max(seconds, 1e-6))))
 
 
 def fetched(rounds: Sequence[Round[Outcome]]) -> Outcome:
-    """The outcomes of some rounds, stacked, where Python can read them."""
+    """Return the stacked outcomes of several rounds in main memory."""
     outcomes = [played.outcome for played in rounds]
     if any(len(leaves(outcome)) != len(leaves(outcomes[0])) for outcome in outcomes):
         raise ValueError("only rounds of one kind can be read together")

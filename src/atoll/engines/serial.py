@@ -1,4 +1,4 @@
-"""The readable reference: one client after another."""
+"""The serial engine, a readable reference: one client after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.core.tree import Tree, named_leaves, stack, structure
 
 
 class Serial:
-    """Runs a step on each client in turn and keeps the private states."""
+    """Run a step on each client in turn and keep the private states."""
 
     name = "serial"
 
@@ -37,7 +37,7 @@ class Serial:
         return stack_replies(replies, positions, step, round)
 
     def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
-        """One client's reply; its new private state is kept."""
+        """Return one client's reply, and store its new private state."""
         graph, state = self.graphs[position], self.states[position]
         with torch.no_grad():
             reply, self.states[position] = step(graph, message, state, key)
@@ -53,7 +53,7 @@ class Serial:
 def stack_replies(
     replies: Sequence[Tree], positions: Sequence[int], step: Step, round: int
 ) -> Tree:
-    """Stack replies; a shape that depends on the client is a node or an edge axis."""
+    """Stack replies. A shape that depends on the client is a node or edge axis, and an error."""
     first = dict(named_leaves(replies[0]))
     for position, reply in zip(positions, replies, strict=True):
         own = dict(named_leaves(reply))

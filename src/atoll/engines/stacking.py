@@ -1,7 +1,7 @@
-"""Which clients share a program, and their graphs as one graph with a leading axis for the clients.
+"""Groups of clients that share a program, and their graphs stacked along a leading client axis.
 
-A step that is written for one client is `vmap`ped over that axis. Padding must change no number: a
-padded node has no role and no label that counts, and a padded edge has weight zero.
+A step for one client is `vmap`ped over that axis. Padding must not change any result. Padded nodes
+belong to no split and have no valid label, and padded edges have weight zero.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from atoll.engines.base import Members
 
 CHUNK = 256  # clients per program unless the user chooses another number
 MOST_NODES = 1 << 15
-"""Nodes per program on a CPU: beyond, a program gains nothing, and its tensors leave the caches."""
+"""Most nodes per program on a CPU: a larger program gains nothing, and leaves the caches."""
 _ALIGNED = 64
 
 
 class Outline(NamedTuple):
-    """The properties of a client that decide which clients share a program."""
+    """The properties of a client that determine which clients share a program."""
 
     kind: int  # number of the graph's structure; only graphs of one kind can be stacked
     nodes: int
-    alone: bool  # with mini-batches, each client takes its own number of steps
+    alone: bool  # whether it needs a program for itself, because of mini-batches
 
 
 def outline(graphs: Sequence[Graph]) -> list[Outline]:
-    """All clients' outlines; the order of the clients does not change the numbers of kinds."""
+    """Return all clients' outlines. The kinds do not depend on the order of the clients."""
     found = [(structure(graph), graph.num_nodes, graph.batching.cuts) for graph in graphs]
     kinds = {spec: i for i, spec in enumerate(sorted({spec for spec, *_ in found}, key=str))}
     return [Outline(kinds[spec], nodes, alone) for spec, nodes, alone in found]
@@ -44,7 +44,7 @@ def outline(graphs: Sequence[Graph]) -> list[Outline]:
 def make_buckets(
     outlines: Sequence[Outline], positions: Sequence[int], chunk: int, nodes: float = math.inf
 ) -> list[Members]:
-    """Buckets of at most `chunk` clients and `nodes` nodes; padding wastes at most a quarter."""
+    """Group clients into buckets of at most `chunk` clients, `nodes` nodes and 25 % padding."""
     buckets: list[list[int]] = []
     total = 0
     for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):
@@ -69,8 +69,8 @@ def make_buckets(
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:
-    """Graphs -> one with a leading client axis, padded to common numbers of nodes and edges."""
-    nodes = max(graph.num_nodes for graph in graphs) + 1  # padded edges loop on the last one
+    """Stack graphs along a client axis, padded to common numbers of nodes and edges."""
+    nodes = max(graph.num_nodes for graph in graphs) + 1  # padded edges are loops at the last one
     edges = max(graph.edges.shape[1] for graph in graphs)
 
     x = _stack_matrix([graph.x for graph in graphs], nodes)
@@ -84,7 +84,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
     def view(name: str) -> Tree:
         found = [graph.views[name] for graph in graphs]
         same = (_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True))
-        return x if all(same) else _stack_matrix(found, nodes)  # features are stacked only once
+        return x if all(same) else _stack_matrix(found, nodes)  # stack features only once
 
     later = [graph.later for graph in graphs if graph.later is not None]
     return Graph(
@@ -122,18 +122,18 @@ def _stack_matrix(parts: Sequence[Matrix], nodes: int) -> Tree:
         raise ValueError("graphs can be stacked only if a matrix is dense in all, or sparse in all")
     if sparse:
         return stack_sparse(sparse, nodes)
-    if lists_nodes(dense[0]):  # of different length: the node of padding fills them up
+    if lists_nodes(dense[0]):  # lists of different length are filled with the padding node
         longest = max(len(part) for part in dense)
         return torch.stack([_pad(part, longest, nodes - 1) for part in dense])
     return torch.stack([_pad(part, nodes) for part in dense])
 
 
 def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
-    """Sparse matrices with a leading axis, numbered as the blocks of one block-diagonal matrix.
+    """Stack sparse matrices along a leading axis, indexed as blocks of a block-diagonal matrix.
 
-    With these numbers a product under `vmap` is one kernel call on the flattened stack, without
-    index arithmetic (`nn/ops.py`). Padding entries stand last, in the last row and column, with
-    value zero: a padded row begins where the used entries end, so that no kernel reads beyond it.
+    With these indices a product under `vmap` is one kernel call on the flattened stack, without
+    index arithmetic (`nn/ops.py`). Padding entries come last, in the last row and column, with
+    value zero. A padded row begins where the used entries end, so no kernel reads beyond it.
     """
     square = parts[0].square
     columns = rows if square else max(part.shape[1] for part in parts)
@@ -159,14 +159,14 @@ def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
 
 
 def _pad(leaf: Tensor, size: int, value: float = 0) -> Tensor:
-    """Lengthen the first axis to `size`."""
+    """Pad the first axis to `size`."""
     missing = size - leaf.shape[0]
     return functional.pad(leaf, [0, 0] * (leaf.dim() - 1) + [0, missing], value=value)
 
 
 def on_disk(tree: Tree) -> Tree:
-    """The same tree, its tensors in a file without a name, mapped into memory."""
-    # The system reads the parts in use and drops the rest. The file goes with the last tensor.
+    """Return the same tree with its tensors in a memory-mapped temporary file."""
+    # The system loads only the parts in use. The file is deleted with the last tensor.
     tensors = [leaf.contiguous() for leaf in leaves(tree)]
     places = []
     with tempfile.TemporaryFile(prefix="atoll-") as file:
@@ -176,7 +176,7 @@ def on_disk(tree: Tree) -> Tree:
             file.write(tensor.view(-1).view(torch.uint8).numpy().data)
         file.write(bytes(_ALIGNED))  # an empty file cannot be mapped
         file.flush()
-        # A private copy: writing into it would not reach the file.
+        # A private copy, so writes do not reach the file.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     placed = iter(zip(tensors, places, strict=True))
 

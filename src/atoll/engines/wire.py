@@ -1,6 +1,6 @@
-"""Serial, with every message, reply and private state sent through bytes, and replies checked.
+"""The serial engine, with every message, reply and state sent through bytes, and replies checked.
 
-A step on two probe clients of different size shows its reply: what depends on size may not cross.
+Each step runs on two probe clients of different size. A field whose size differs may not be sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Wire(Serial):
         return arrived
 
     def _arrive(self, data: bytes, *, finite: bool = False) -> Tree:
-        """Decoded, on the device of the graphs."""
+        """Decode bytes to tensors on the device of the graphs."""
         device = self.graphs[0].real.device
         return tree_map(lambda leaf: leaf.to(device), decode(data, finite=finite))
 
@@ -59,15 +59,15 @@ class Wire(Serial):
 
 @dataclass
 class Probe:
-    """Two made-up clients of different size; each step is tried on them, to learn its reply."""
+    """Two synthetic clients of different size. Each step is tried on them, to learn its reply."""
 
     graphs: tuple[Graph, Graph]
-    # By step and structure of the message: a method may reply differently in each of its phases.
+    # By step and structure of the message, because replies may differ between a method's phases.
     templates: dict[tuple[str, str], Tree] = field(default_factory=dict)
     states: list[Tree] = field(default_factory=lambda: [None, None])  # for the next step
 
     def template(self, step: Step, message: Tree) -> Tree:
-        """What `step` replies; refuses an undeclared node or edge axis."""
+        """Return a reply of `step`. Refuse an undeclared node or edge axis."""
         case = (step.name, str(structure(message)))
         if case not in self.templates:
             replies = []
@@ -100,14 +100,17 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
 def make_probe(
     federation: Federation, views: dict[str, View], like: Tensor, more: int = 0
 ) -> Probe:
-    """Probe clients with a federation's task, features and classes, typed and placed `like`."""
+    """Make probe clients with a federation's task, features and classes, in the form of `like`.
+
+    Each client has `more` nodes than usual.
+    """
     sizes = federation.classes + 5 + more, federation.classes + 8 + more
     small, large = (with_views(_probe_graph(size, federation, like), views) for size in sizes)
     return Probe((small, large))
 
 
 def _probe_graph(size: int, federation: Federation, like: Tensor) -> Graph:
-    """A ring with chords, or so many triangles where graphs are classified, with every class."""
+    """Make a ring with chords, or `size` triangles for graph classification, with every class."""
     many, features, classes = federation.task.many_graphs, federation.features, federation.classes
     nodes = torch.arange(3 * size if many else size, device=like.device)
     if many:

@@ -1,6 +1,6 @@
 """Baselines: rows of a comparison that are not federated methods.
 
-A baseline fits any model to a federation and predicts for each client, without messages, rounds and
+A baseline fits any model to a federation and predicts for each client, without messages, rounds or
 engines. `run_baseline` gives it the clients, the metrics and the files of an ordinary run, so that
 tables and tests treat it like a method. Its results are marked "not federated".
 """
@@ -40,27 +40,27 @@ from atoll.experiment.run import Stopped
 Model = TypeVar("Model")
 NOT_FEDERATED = "not federated"
 POOLED = "not federated, pools all data"
-KINDS = (NOT_FEDERATED, POOLED)  # the model behind a baseline's scores, as results name it
+KINDS = (NOT_FEDERATED, POOLED)  # names of a baseline's model in results
 WINS = "needs no federation, and no federated method here has a higher mean"
 BOUND = "pools all data, which breaks the clients' privacy"
 
 
 class Baseline(ABC, Generic[Model]):
-    """Predictions to compare federated methods with; usually a frozen dataclass of settings."""
+    """A non-federated model for comparison, usually a frozen dataclass of settings."""
 
-    pools: ClassVar[bool] = False  # whether it uses several clients' data together: not private
-    trains: ClassVar[str] = ""  # the method whose network and training it takes, or none
+    pools: ClassVar[bool] = False  # whether it pools several clients' data, which is not private
+    trains: ClassVar[str] = ""  # the method whose network and training it uses, or ""
 
     @abstractmethod
     def fit(self, federation: Federation, seed: int) -> Model:
-        """Fit to all clients, and return the model. Test nodes and their labels are hidden."""
+        """Fit to all clients, and return the model. Test nodes have no role and no labels."""
 
     @abstractmethod
     def predict(self, model: Model, client: int, graph: Graph) -> Tensor:
-        """Scores of the classes for each node of a client, (N, C); the largest is predicted."""
+        """Return class scores for each node of a client, (N, C). The largest one is predicted."""
 
     def fit_in(self, problem: Problem, federation: Federation, seed: int) -> Model:
-        """`fit`; to override where the run's options or the undivided data are needed."""
+        """Call `fit`. Override it if the run's options or the undivided data are needed."""
         return self.fit(federation, seed)
 
 
@@ -68,7 +68,7 @@ AnyBaseline = Baseline[Any]  # a baseline with any kind of model
 
 
 def without_test(federation: Federation) -> Federation:
-    """The federation without test nodes: no test role, and none of those labels."""
+    """Return the federation without test roles and without labels of test nodes."""
 
     def hide(graph: Graph) -> Graph:
         y = torch.where(graph.test > 0, torch.zeros_like(graph.y), graph.y)
@@ -78,9 +78,10 @@ def without_test(federation: Federation) -> Federation:
 
 
 def pooled_graph(problem: Problem, federation: Federation, seed: int) -> Graph:
-    """The clients' nodes in one graph, client after client, with the edges between clients.
+    """Pool the clients' nodes in one graph, client after client, with the edges between clients.
 
-    Data that came divided have no such edges. A node that two clients hold is there twice.
+    Data that are already partitioned have no edges between clients. A node that belongs to two
+    clients appears twice.
     """
     graphs = list(federation.graphs)
     starts = np.cumsum([0, *(graph.num_nodes for graph in graphs)])
@@ -136,11 +137,11 @@ def run_baseline(
     log: str | Sequence[str] = (),
     divide: Divide | None = None,
 ) -> Result:
-    """Fit a baseline for every seed, a round each, score it like a method, and save it as a run."""
+    """Fit a baseline for every seed, one round each, score it like a method, and save the run."""
     problem = Problem.of(config, data)
     if problem.config.dp is not None:
         why = f"protects federated training, but '{config.method}' is a baseline without any"
-        raise ConfigError(f"differential privacy {why}; leave out dp, or the baseline")
+        raise ConfigError(f"differential privacy {why}; remove dp, or the baseline")
     full = msgspec.structs.replace(problem.config, rounds=1, evaluate="deployed")
     problem = replace(problem, config=full)
     folder = None if out is None else RunFolder(out)

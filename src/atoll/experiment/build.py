@@ -34,17 +34,17 @@ KINDS = {
     "object": "a table of keys and values",
     "array": "a list",
 }
-"""How an error sentence calls a type."""
-LOOPS = ("layers", "heads", "factors")  # a network has so many of its parts
+"""Names of types in error messages."""
+LOOPS = ("layers", "heads", "factors")  # sizes that count parts of a network
 WIDE = 4096  # matrices up to this width and height are not checked against the memory
-COPIES = 4  # of the parameters in training: themselves, their gradients, two moments of Adam
+COPIES = 4  # copies of the parameters in training: values, gradients, two moments of Adam
 _FIXED = ("features", "classes", "net", "optimizer", "base")
 
 
 def build_method(
     config: RunConfig, features: int = 1, classes: int = 2, task: str = NODES.name
 ) -> Method:
-    """The method of a resolved configuration; the smallest sizes are enough to check it."""
+    """Build the method of a resolved configuration. The smallest sizes are enough to check it."""
     cls = method_class(config.method)
     if task not in cls.tasks:
         able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)
@@ -54,7 +54,7 @@ def build_method(
     settings = dict(config.set)
     if preset := str(settings.pop("preset", "")):
         if not cls.presets:
-            raise ConfigError(f"{config.method} has no presets; leave out --set preset={preset}")
+            raise ConfigError(f"{config.method} has no presets; remove --set preset={preset}")
         check_name(f"preset of {config.method}", preset, cls.presets)
         settings = {**_preset(cls, preset, settings.get("net", "")), **settings}
     if TASKS[task].many_graphs:
@@ -70,7 +70,7 @@ def build_method(
     if base is not None:
         parts["base"] = base(net=net)
     if "optimizer" in _names(method):
-        # A method may start from another rate than the optimizer's own default.
+        # A method may use another default learning rate than its optimizer.
         first = parts.get("base", method)
         default = getattr(first, "optimizer", method.optimizer)
         kind = OPTIMIZERS.get(optimizer_name, type(default))
@@ -81,7 +81,7 @@ def build_method(
     for key, value in settings.items():
         for owner, name in _owners(key, parts, config.method):
             chosen[owner][name] = _converted(parts[owner], name, value)
-    # All values of a part at once, because some are checked together.
+    # Set all values of a part at once, because some are checked together.
     parts = {owner: replace(part, **chosen[owner]) for owner, part in parts.items()}
     shared = {name: part for name, part in parts.items() if name in ("net", "optimizer")}
     if base is not None:
@@ -92,7 +92,7 @@ def build_method(
 
 
 def _preset(cls: type[Method], name: str, net: Value) -> Settings:
-    """A preset's values; those for its network only if the user chose no other network."""
+    """Return a preset's values, without its network's values if the user chose another network."""
     values = cls.presets[name]
     own = str(values.get("net", ""))
     if not own or net in ("", own):
@@ -102,7 +102,7 @@ def _preset(cls: type[Method], name: str, net: Value) -> Settings:
 
 
 def check_memory(net: Net) -> None:
-    """Refuse a network whose training would not fit into memory, before any of it is made."""
+    """Refuse a network whose training would not fit into memory, before it is created."""
     sizes = {name: value for name, value in vars(net).items() if type(value) is int}
     for name, value in sizes.items():
         most = 1000 if name in LOOPS else 10**6
@@ -119,12 +119,12 @@ def check_memory(net: Net) -> None:
 
 
 def parameter_shapes(net: Net) -> Tree:
-    """The parameters of a network as shapes, which take no memory."""
+    """Return the parameters of a network as shapes, which take no memory."""
     return net.init(make_key(0).to("meta"))
 
 
 def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
-    """The network's name; a method, or the one it is plugged on, may want a certain one."""
+    """Return the network's name. A method, or the method that it wraps, may require one."""
     nets = nets_for(task)
     fitting = [name for name in wanted if name in nets]
     name = str(wish).lower() or (*fitting, *nets)[0]
@@ -139,11 +139,11 @@ def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str
 
 
 def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
-    """The method that another one is plugged on (`--set base=fedprox`), if one is named."""
+    """Return the method to wrap (`--set base=fedprox`), or None if none is named."""
     if not name:
         return None
     if "base" not in _names(cls):
-        raise ConfigError(f"{method} is not a plug on other methods; leave out --set base={name}")
+        raise ConfigError(f"{method} is not a plug on other methods; remove --set base={name}")
     base = method_class(str(name))
     if base is cls:
         raise ConfigError(f"{method} cannot be its own base; name another method")
@@ -155,7 +155,7 @@ def _names(part: Any) -> list[str]:
 
 
 def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
-    """The parts that `hidden` or `net.hidden` sets; method and base for a key like `epochs`."""
+    """Return the parts that `hidden` or `net.hidden` sets. `epochs` sets method and base."""
     part, dot, name = key.partition(".")
     if dot and part in parts and name in _names(parts[part]) and name not in _FIXED:
         return [(part, name)]
@@ -165,14 +165,14 @@ def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, 
         return [(owner, key) for owner in both or owners[:1]]
     if key == "aggregate":
         why = parts["method"].not_averaging
-        raise ConfigError(f"{method} takes no aggregation rule: {why}; leave out --set aggregate")
+        raise ConfigError(f"{method} takes no aggregation rule: {why}; remove --set aggregate")
     keys = [n for part in parts.values() for n in _names(part) if n not in _FIXED]
     more = ["net", "optimizer", *(["preset"] if parts["method"].presets else [])]
     raise unknown(f"hyper-parameter of {method}", key, [*keys, *more])
 
 
 def _converted(part: Any, name: str, value: object) -> Any:
-    """A hyper-parameter's value in its type, within its limits."""
+    """Convert a hyper-parameter's value to its type, and check its limits."""
     hyper = hypers(type(part))[name]
     if hyper.kind is Rule:  # an aggregation rule: `median`, or `trimmed:f=2` with its parameters
         kind, options = parse_recipe(str(value))

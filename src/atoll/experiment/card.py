@@ -1,7 +1,7 @@
-"""The card of a model: `MODEL_CARD.md`, made from the other files of the model's folder.
+"""The model card, `MODEL_CARD.md`, generated from the other files of the model's folder.
 
-`model.toml` has the facts. A site that received the model wrote `own.toml` instead: facts from its
-own configuration, method, data and account. Then no reader opens the server's `model.toml`.
+`model.toml` contains the facts. A site that received the model wrote `own.toml` instead, with facts
+from its own configuration, method, data and account. Then no reader opens the server's model.toml.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CARD, ABOUT, OWN = "MODEL_CARD.md", "model.toml", "own.toml"
 MOST_ROWS = 50  # clients in the table of a card
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
-"""Headings of the lines that the docstring of every method has."""
+"""Labels of the sections in every method's docstring."""
 PARTS = ("x", "edges", "edge_weight", "y", "train", "val", "test")
 """The tensors of a graph that its fingerprint covers, in this order."""
 SELECTED = {
@@ -42,7 +42,7 @@ SELECTED = {
     "last": "the last round",
 }
 KEPT = (
-    "The scores stayed at the sites. So the model is that of the last round, and each site chooses "
+    "The scores stayed at the sites. So the model is from the last round, and each site chooses "
     "its own threshold on its own validation {items}."
 )
 EXPOSED = (
@@ -52,7 +52,7 @@ EXPOSED = (
 
 
 def data_facts(graph: Graph, client: str) -> dict[str, object]:
-    """The counts and the fingerprint of a client's data, for their owner."""
+    """Return the counts and the fingerprint of a client's data, for their owner."""
     digest = hashlib.sha256()
     for leaf in leaves([getattr(graph, part) for part in PARTS]):
         array = np.ascontiguousarray(leaf.cpu().numpy())
@@ -64,12 +64,12 @@ def data_facts(graph: Graph, client: str) -> dict[str, object]:
 
 
 def wire_of(method: Method) -> str:
-    """The fields that a method sends, by its docstring; "" if that names none."""
+    """Return the fields that a method sends, from its docstring, or "" if it has no such line."""
     return paragraph(inspect.getdoc(sys.modules[type(method).__module__]) or "", "Wire,")
 
 
 def paragraph(words: str, start: str) -> str:
-    """The text after a word at the start of a docstring's line, up to the next such word."""
+    """Return the text after a label in a docstring, up to the next label."""
     ends = (*PARAGRAPHS, "What it tells:", "Compute:", "Ablations")
     found: list[str] = []
     for line in words.splitlines():
@@ -78,14 +78,14 @@ def paragraph(words: str, start: str) -> str:
         if found or line.startswith(start):
             found.append(line)
     text = " ".join(found).partition(":")[2]
-    # A wire line is set in columns: "down  model      up  model, num_nodes".
+    # A wire line has columns: "down  model      up  model, num_nodes".
     text = re.sub(r"\bdown {2,}", "down: ", text)
     text = re.sub(r"[;,]? {2,}up {2,}", "; up: ", text)
     return re.sub(r"\s+", " ", text).strip().replace("`", "")
 
 
 def write_cards(result: Result, folder: Path) -> None:
-    """Complete the models of a finished run with scores and privacy, and write their cards."""
+    """Add scores and privacy to the models of a finished run, and write their cards."""
     means, by_client = result.metrics(), result.of_clients(result.metric)
 
     def complete(number: int, place: Path) -> None:
@@ -125,13 +125,13 @@ def write_cards(result: Result, folder: Path) -> None:
 
 
 def sent_for_scoring(classes: int, *, bins: bool) -> list[str]:
-    """The fields of `Scores` that each client sends."""
+    """Return the fields of `Scores` that each client sends."""
     unsent = {*(() if bins else ("bins",)), *(() if classes == 2 else ("auc",))}
     return [name for name in SENT if name not in unsent]
 
 
 def privacy_facts(report: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The privacy statement as plain values; TOML has no word for None."""
+    """Return the privacy statement as plain values without None, which TOML lacks."""
     if report is None:
         return {"differential": False, "says": EXPOSED}
     known = {name: value for name, value in report.items() if value is not None}
@@ -144,29 +144,29 @@ def write_card(folder: Path) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The facts of a model: those of own.toml at a site, else those of model.toml."""
+    """Read the facts of a model from own.toml at a site, otherwise from model.toml."""
     own = folder / OWN
     mine = _toml(own) if own.exists() else {}
     if "round" in mine:
         return mine
-    # In own.toml an earlier version wrote only the names and the fingerprints.
+    # Earlier versions wrote only the names and the fingerprints to own.toml.
     return _toml(folder / ABOUT) | mine
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:  # any other fault of the text is a ValueError
+    except RecursionError as error:  # any other error in the text is a ValueError
         raise ValueError("it is nested too deeply") from error
 
 
 def card_text(about: Mapping[str, Any]) -> str:
-    """The card of a model with these facts."""
+    """Return the card of a model with these facts."""
     return "\n".join(map(_harmless, _lines(_plain(about)))) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """Facts whose texts are one line without a backtick: another party may have written them."""
+    """Reduce texts to one line without backticks: another party may have written them."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() else " " for c in value).replace("`", "'")
     if isinstance(value, Mapping):
@@ -175,12 +175,12 @@ def _plain(value: Any) -> Any:
 
 
 def _harmless(text: str) -> str:
-    """Markdown without HTML, pictures and links, outside of code."""
+    """Remove HTML, pictures and links from Markdown, except in code."""
     parts = text.split("`")
     for place in range(0, len(parts), 2):
-        part = re.sub(r"\\(?!\|)", r"\\\\", parts[place])  # but for those of `_row`
+        part = re.sub(r"\\(?!\|)", r"\\\\", parts[place])  # except the ones of `_row`
         part = part.replace("<", "&lt;").replace("[", "\\[")
-        # Some readers make links of bare addresses.
+        # Some Markdown readers turn bare addresses into links.
         part = re.sub(r"(?i)(:)(?=//)|(www|@)(?=\.|[\w-]+\.\w)", r"\g<0> ", part)
         parts[place] = part
     return "`".join(parts)
@@ -211,8 +211,8 @@ def _model(about: Mapping[str, Any]) -> Iterator[str]:
     yield f"- Network: {about['net']} ({_settings(net)})."
     private = ", with private parts that only their client has" if about["private_parts"] else ""
     yield f"- Models: {models}{private}."
-    # A site knows the rule and its own rounds, not those of the server.
-    chosen = "chosen is, by the server's word," if about.get("site") else "chosen is"
+    # A site knows the rule and its own rounds, but not the server's choice.
+    chosen = "selected, according to the server:" if about.get("site") else "selected:"
     yield f"- Rounds: {about.get('rounds', 'unknown')}; {chosen} round {number}, by {rule}."
     yield f"- Made with: {_settings(about['versions'])}."
 
@@ -223,7 +223,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
     scores = dict(zip(names, about.get("client_scores", ()), strict=False))
     metric = label_of(about.get("client_metric", "accuracy"))
     if about["encoder"]:
-        yield "The data were tables; `encoder.json` says how their columns became features.\n"
+        yield "The data were tables; `encoder.json` describes how their columns became features.\n"
     if not rows:
         yield "No fingerprints: the data were not on the machine that wrote this file.\n"
     if rows or scores:
@@ -253,7 +253,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
 
 def _threshold(about: Mapping[str, Any]) -> Iterator[str]:
     if (found := Threshold.of(about)) is None:
-        yield "No threshold was chosen: a prediction is the likeliest class."
+        yield "No threshold was chosen: a prediction is the most likely class."
         return
     name, items = _classes(about)[found.positive], f"{about['task']}s"
     text = (
@@ -324,7 +324,7 @@ def _use(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _scores_stayed(about: Mapping[str, Any]) -> bool:
-    """Whether the sites of a private run kept their scores, so that none chose the round."""
+    """Return whether the sites of a private run kept their scores."""
     return bool(about.get("federated")) and about["privacy"].get("scores") == "kept"
 
 

@@ -1,4 +1,4 @@
-"""A run's configuration: typed, complete, saved with every result, and as a command.
+"""A run's configuration: typed, complete, saved with every result, and printable as a command.
 
 `resolve` fills in open choices (None), so that a saved configuration names every choice.
 Precedence: command line, file, protocol, the method's own defaults.
@@ -44,7 +44,7 @@ from atoll.methods import method_class, method_name
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run's numbers, and where it runs. None: the protocol decides."""
+    """Everything that determines a run's numbers, and its device. None: the protocol decides."""
 
     method: str = "fedavg"
     data: str = "lagoon"
@@ -66,38 +66,38 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     set: dict[str, Value] = {}
     compat: tuple[str, ...] = ()
     evaluate: str | None = None
-    metric: str | None = None  # selects the round; None: the data's own
+    metric: str | None = None  # selects the round; None: the metric of the data
     class_weights: str | None = None  # in the loss: "balanced", or a number for each class
     loss: str | None = None  # "cross_entropy", "focal" or "focal:GAMMA"
-    threshold: str | None = None  # the rule that chooses one (`experiment.threshold.RULES`)
-    positive: str | None = None  # the class that metrics of two classes look for
+    threshold: str | None = None  # the rule that chooses it (`experiment.threshold.RULES`)
+    positive: str | None = None  # the positive class of metrics for two classes
     allow: tuple[str, ...] = ()
     batch_size: int | None = None
     data_root: str | None = None
     schema: str | None = None
     own: dict[str, Value] = {}
-    encoder: str | None = None  # how owners of tables measure columns; None: "federated"
+    encoder: str | None = None  # how clients with tables measure columns; None: "federated"
     dp: PrivacyConfig | None = None
     from_run: str | None = None  # the folder of a run whose model is the start
     held_out_client: str | None = None  # the name or number of a client that never trains
-    objects: tuple[str, ...] = ()  # "method", "data", "engine": objects, which no file can hold
+    objects: tuple[str, ...] = ()  # "method", "data", "engine": Python objects, not in files
 
     @property
     def all_seeds(self) -> range:
-        """The number of every seed."""
+        """The numbers of all seeds."""
         return range(self.seed, self.seed + self.seeds)
 
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-"""Published hyper-parameters, one file each, and the papers' tables."""
+"""Published hyper-parameters, one file per paper, and the papers' tables."""
 
 
 STARTED = "# started in "
-"""Begins the last line of a saved configuration."""
+"""The start of the last line of a saved configuration."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file, checked; `recipes/...` is also looked for in this package."""
+    """Read and check the keys of a TOML file. `recipes/...` may also be in this package."""
     if not path.exists() and path.parts[:1] == ("recipes",):
         path = RECIPES.joinpath(*path.parts[1:])
     what = f"configuration file {path}"
@@ -111,11 +111,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
-    """The keys of a configuration as `config_text` writes it, checked."""
+    """Parse and check the keys of a configuration in the form of `config_text`."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{what} is not valid TOML: {error}; mend it") from error
+        raise ConfigError(f"{what} is not valid TOML: {error}; correct it") from error
     for key in raw:
         check_name(f"key in {where or what}", key, RunConfig.__struct_fields__)
     try:
@@ -126,7 +126,7 @@ def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
 
 
 def make_config(**given: Any) -> RunConfig:
-    """A configuration from plain values; wrong types and impossible numbers are errors."""
+    """Make a configuration from plain values. Wrong types and invalid numbers are errors."""
     for key in given:
         check_name("option", key, RunConfig.__struct_fields__)
     ratios = given.get("ratios")
@@ -169,14 +169,14 @@ def make_config(**given: Any) -> RunConfig:
 
 
 def data_header(config: RunConfig) -> Header | None:
-    """The header of data that are a federation in one file; else None."""
+    """Return the header of a federation file, or None for other data."""
     if "data" in config.objects or not is_federation_file(config.data):
         return None
     return read_header(config.data)
 
 
 def _as_divided(config: RunConfig, header: Header) -> RunConfig:
-    """The configuration with what a federation's file decides; refuse what it does not have."""
+    """Return the configuration with the choices of a federation file. Refuse other choices."""
     about = header.about
     fixed = {
         "clients": header.clients,
@@ -191,28 +191,28 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
         if wanted not in (None, value):
             option = name.replace("_", "-")
             differ = f"with {option} {value}, but {wanted} was asked for"
-            hint = f"leave out --{option}, or divide the data again: atoll partition"
+            hint = f"remove --{option}, or divide the data again: atoll partition"
             raise ConfigError(f"'{config.data}' was divided {differ}; {hint}")
     for name in ("schema", "own", "allow", "data_seed"):
         if getattr(config, name) not in (None, {}, ()):
             why = f"is for data that are still to be divided, and '{config.data}' is"
-            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; remove it")
     return replace(config, **fixed)
 
 
 def config_text(config: RunConfig) -> str:
-    """A configuration as TOML; what is None is left out."""
+    """Format a configuration as TOML. Values of None are omitted."""
     plain = {k: v for k, v in msgspec.to_builtins(config).items() if v is not None}
     return tomli_w.dumps(plain)
 
 
 def saved_text(config: RunConfig) -> str:
-    """A configuration for a run's folder, with the folder from which its relative paths count."""
+    """Format a configuration for a run's folder, with the base folder of its relative paths."""
     return f"{config_text(config)}{STARTED}{json.dumps(str(Path.cwd()))}\n"
 
 
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
-    """Fill in what the protocol and the kind of data decide; check every name."""
+    """Fill in the choices of the protocol and of the kind of data. Check every name."""
     if (divided := data_header(config)) is not None:
         config = _as_divided(config, divided)
     rules = protocol(config.protocol)
@@ -223,7 +223,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     many_graphs, named = TASKS[task].many_graphs, "method" not in config.objects
     _check_task(config, rules, name, task)
     settings = dict[str, Value]()
-    if named:  # the protocol's hyper-parameters, where the method has them, then the user's
+    if named:  # the protocol's hyper-parameters that the method has, then the user's
         known = {f.name for f in fields(method_class(config.method))}
         defaults = {**rules.of_methods, **rules.of_data.get(name.lower(), {})}
         defaults = {key: value for key, value in defaults.items() if key in known}
@@ -232,7 +232,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     generator, clients = built_in(config.data), config.clients
     usual = rules.graph_partition if many_graphs else rules.partition
     partition = config.partition or ("column:owner" if generator else usual)
-    # A graph that Python gives has its owners already; a named generator makes as many as wanted.
+    # A Python graph already has its owners. A named generator makes the requested number.
     made_for = generator is not None and "data" not in config.objects
     if clients is None and (made_for or not partition.startswith("column:")):
         clients = rules.clients_of_data.get(name.lower(), rules.clients)
@@ -262,10 +262,10 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
 
 
 def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> None:
-    """The data decide the task; the options and the protocol must agree with them."""
+    """Check that options and protocol agree with the data, which determine the task."""
     if config.task is not None and task_named(config.task).name != task:
         has = f"'{data}' has {TASKS[task].plural} to classify"
-        hint = "leave out --task, or choose other data"
+        hint = "remove --task, or choose other data"
         raise ConfigError(f"task is {config.task}, but {has}; {hint}")
     if task not in rules.tasks:
         others = " or ".join(name for name, other in PROTOCOLS.items() if task in other.tasks)
@@ -277,7 +277,7 @@ def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> Non
 
 
 def _in_stream(rules: Protocol, partition: str, clients: int | None) -> tuple[str, str]:
-    """Partition and split; both continue the random stream where `rules.draws` left it before."""
+    """Return partition and split, both at the position of `rules.draws` in the random stream."""
     order = rules.draws.get(partition.partition(":")[0], ())
     if clients not in order:
         return partition, rules.split
@@ -288,7 +288,7 @@ def _in_stream(rules: Protocol, partition: str, clients: int | None) -> tuple[st
 
 
 def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
-    """Local epochs have a separate option; `--set epochs=5` means the same."""
+    """Return the number of local epochs from `--epochs` or from `--set epochs=...`."""
     if "epochs" not in settings:
         return config.epochs
     text = settings.pop("epochs")
@@ -301,13 +301,13 @@ def _epochs(config: RunConfig, settings: dict[str, Value]) -> int | None:
 
 
 def _check_names(config: RunConfig, task: str) -> None:
-    """Every name and hyper-parameter, before data are loaded and a folder is made."""
+    """Check every name and hyper-parameter, before data are loaded and a folder is made."""
     if not TASKS[task].many_graphs and config.batch_size is not None:
         one = f"'{plain_name(config.data)}' is one graph"
-        raise ConfigError(f"batch_size is for sets of graphs, but {one}; leave it out")
+        raise ConfigError(f"batch_size is for sets of graphs, but {one}; remove it")
     if "method" not in config.objects:
         with_privacy(build_method(config, task=task), config.dp)
-    # Options may follow the name: dirichlet:alpha=0.5. A federation may come divided ("given").
+    # Options may follow the name: dirichlet:alpha=0.5. "given" means already partitioned data.
     partition, split = ((text or "").partition(":")[0] for text in (config.partition, config.split))
     for kind, names, known in (
         ("partition", [partition], (*PARTITIONS, BY_SET, "given")),
@@ -319,7 +319,7 @@ def _check_names(config: RunConfig, task: str) -> None:
 
 
 def check_choices(config: RunConfig, rules: Protocol) -> None:
-    """Scoring, switches, the loss and the metric, as far as the data do not matter."""
+    """Check scoring, switches, loss and metric, as far as they do not depend on the data."""
     for kind, given, known in (
         ("value of --evaluate", [config.evaluate or SCORED[0]], SCORED),
         ("compat switch", config.compat, COMPAT),
@@ -331,13 +331,13 @@ def check_choices(config: RunConfig, rules: Protocol) -> None:
         parse_loss(config.loss)
     if config.class_weights is not None:
         parse_class_weights(config.class_weights)
-    of_all = ""  # what belongs to all clients
+    of_all = ""  # the choice that needs one number of all clients
     if config.threshold is not None:
         of_all = "a threshold is chosen for all clients"
         parse_rule(config.threshold)
         if config.evaluate == "local":
             why = "is for the deployed model, but --evaluate local scores another"
-            raise ConfigError(f"a threshold {why}; leave out one of the two")
+            raise ConfigError(f"a threshold {why}; remove one of the two")
     if (name := config.metric) is not None:
         found = find_metric(name)
         if not found.higher:
@@ -352,16 +352,16 @@ def check_choices(config: RunConfig, rules: Protocol) -> None:
 
 
 def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:
-    """A user's own graph that names its owners is divided by them, unless asked otherwise."""
+    """Partition a user's graph by its owner column, unless the user chose a partition."""
     column = owner_column(source, config.data, time_column(config.split))
-    by_column = (config.partition or "").startswith("column:")  # the built-in data's owners
+    by_column = (config.partition or "").startswith("column:")  # owners of built-in data
     if given.partition is not None or by_column or column is None:
         return config
     return _with_owner(replace(config, partition=f"column:{column}", clients=given.clients))
 
 
 def owner_column(source: Source, data: str, time: str | None = None) -> str | None:
-    """The column of a graph that names the owner of each node; None if it has none."""
+    """Return the column that names the owner of each node, or None if it is missing."""
     # Columns of a user's own graph are owners, ids or times; a public set's may be anything.
     owners = [name for name in source.columns if name in OWNERS or is_own(data)]
     owners = [name for name in ("client", *owners) if name in source.columns]
@@ -370,7 +370,7 @@ def owner_column(source: Source, data: str, time: str | None = None) -> str | No
 
 
 def _with_owner(config: RunConfig) -> RunConfig:
-    """The columns with the owner and the time of a user's own nodes are not features."""
+    """Exclude the owner column and the time column of a user's nodes from the features."""
     if (time := time_column(config.split)) and is_own(config.data):
         config = replace(config, own={"time": time, **config.own})
     column = (config.partition or "").removeprefix("column:")
@@ -380,7 +380,7 @@ def _with_owner(config: RunConfig) -> RunConfig:
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Options as words of a command line; None, False and empty ones are left out.
+    """Format options as words of a command line. None, False and empty values are omitted.
 
     Examples:
         >>> option_words({"batch_size": 8, "allow": ["no-edge"], "set": {"lr": 0.1}, "both": True})
@@ -401,7 +401,7 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 
 
 def config_options(config: RunConfig) -> dict[str, object]:
-    """The options of a configuration that differ from the defaults, but for the method."""
+    """Return the options of a configuration that differ from the defaults, except the method."""
     options = {name: getattr(config, name) for name in config.__struct_fields__}
     del options["method"], options["objects"]
     usual = RunConfig()
@@ -414,12 +414,12 @@ def config_options(config: RunConfig) -> dict[str, object]:
 
 
 def run_command(config: RunConfig) -> str:
-    """`atoll run ...` with everything that differs from the defaults, ready to be pasted."""
+    """Return the command `atoll run ...` with all options that differ from the defaults."""
     return shlex.join(["atoll", "run", config.method, *option_words(config_options(config))])
 
 
 def what_differs(before: RunConfig, now: RunConfig) -> str:
-    """What was asked for otherwise the first time: `rounds 12, now 100; lr 0.01, now none`."""
+    """Return the changed options as text: `rounds 12, now 100; lr 0.01, now none`."""
     first, second = dict[str, object](), dict[str, object]()
     for config, options in ((before, first), (now, second)):
         for name in config.__struct_fields__:
@@ -435,8 +435,8 @@ def what_differs(before: RunConfig, now: RunConfig) -> str:
 
 
 def in_python(function: str, what: str, folder: Path) -> str:
-    """In the place of a command: why there is none, and how to continue."""
+    """Return a comment instead of a command: why none exists, and how to continue."""
     return (
-        f"# started in Python with {what}; go on there with the same call of {function} and "
+        f"# started in Python with {what}; continue there with the same call of {function} and "
         f"out={str(folder)!r}"
     )

@@ -19,10 +19,10 @@ from atoll.experiment.result import CONFIG, RESULT
 def extend(
     folder: Path, config: RunConfig, rounds: int, name: Callable[[RunConfig], str]
 ) -> RunConfig:
-    """Let the run in a folder continue until `rounds`; `name` gives a configuration's fingerprint.
+    """Extend the run in a folder to `rounds`. `name` returns a configuration's fingerprint.
 
     The checkpoints get the fingerprint of the longer run, then the configuration is replaced. If
-    that is interrupted, the same call completes it.
+    this is interrupted, the same call completes it.
     """
     if config.rounds is not None and rounds < config.rounds:
         has = f"the run in '{folder}' has {config.rounds} rounds"
@@ -43,6 +43,6 @@ def extend(
 
 
 def trained_models(folder: str, seed: int) -> Sequence[Tree]:
-    """The models that a run deployed in its selected round: of this seed, or else of its first."""
+    """Return the models of a run's selected round, from this seed or else from its first seed."""
     run = RunFolder(Path(folder))
     return run.model(seed if seed in run.config.all_seeds else None).deployed

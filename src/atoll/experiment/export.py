@@ -1,4 +1,4 @@
-"""A run's model as a folder that needs no Atoll: stock PyG layers, their weights, the encoder."""
+"""Export of a run's model to a folder without Atoll: PyG layers, weights and the encoder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAYERS = {
 def export(
     folder: str | Path, out: Path, *, to: str = "pyg", client: str = "", seed: int | None = None
 ) -> list[Path]:
-    """Write model.py, model.json and weights.pt of the global model, or of a client's."""
+    """Write model.py, model.json and weights.pt of the global model, or of a client's model."""
     check_name("form of an export", to, FORMS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists and is not empty; choose another --out")
@@ -50,7 +50,7 @@ def export(
     owner = (trained.config.partition or "").removeprefix("column:")
     about = {
         **layers,
-        "owner": None if client else owner,  # a column, by which training left out edges
+        "owner": None if client else owner,  # training excluded edges between owners
         "classes": trained.classes,
         "alert": trained.alert(None),  # the number of the class, and its threshold
         "encoder": None if trained.encoder is None else trained.encoder.of_client(client).plain(),
@@ -69,7 +69,7 @@ def export(
 
 
 def network(trained: Trained, client: str) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The layers of the global model, or of a client's, and their weights by the names of PyG."""
+    """Return the layers of the global or a client's model, and the weights by PyG's names."""
     method = trained.method
     if (params := method.plain_params(*trained.model.of_client(trained.place(client)))) is None:
         more = "computes more than its network does, which PyG has no layer for"
@@ -80,16 +80,16 @@ def network(trained: Trained, client: str) -> tuple[dict[str, object], dict[str,
 
 
 def module(trained: Trained, client: str = "") -> exported.Network:
-    """The same as a module on the CPU that computes logits: `net(x, edges, weight)`."""
+    """Return the model as a module on the CPU that computes logits: `net(x, edges, weight)`."""
     about, weights = network(trained, client)
-    with torch.random.fork_rng(devices=[]):  # layers draw weights, which are replaced
+    with torch.random.fork_rng(devices=[]):  # layers draw initial weights, which are replaced
         net = exported.Network(about)
     net.load_state_dict(weights)
     return net.cpu().eval()
 
 
 def pyg_layers(net: Net, params: Tree) -> tuple[list[Layer], dict[str, Tensor]]:
-    """The layers of a network and their weights by the names of PyG."""
+    """Return the layers of a network, and their weights by PyG's names."""
     if type(net) not in LAYERS:
         known = ", ".join(name for name, kind in NETS.items() if kind in LAYERS)
         problem = f"network {type(net).__name__} has no layers of PyG that compute the same"

@@ -2,10 +2,8 @@
 
     python model.py nodes.csv edges.csv > scores.csv
 
-It needs torch and torch_geometric, and the files model.json and weights.pt beside it. In Python:
+It needs torch and torch_geometric, and the files model.json and weights.pt next to it. In Python:
 
-    if len(sys.argv) != 3:
-        raise ValueError("give two files: python model.py nodes.csv edges.csv")
     net, about = load()
     ids, x, edges, weight = read_graph("nodes.csv", "edges.csv", about)
     logits = net(x, edges, weight)
@@ -33,7 +31,7 @@ TRUTH = {"true": 1, "yes": 1, "t": 1, "y": 1, "false": 0, "no": 0, "f": 0, "n": 
 
 
 def layer(kind: str, n_in: int, n_out: int, count: int) -> Module:
-    """One layer; `count` is the heads of an attention, or the hops of an SGC."""
+    """Make one layer. `count` is the number of heads (attention) or of hops (SGC)."""
     made: Module
     if kind == "gat":
         made = GATConv(n_in, n_out // count, heads=count)
@@ -45,7 +43,7 @@ def layer(kind: str, n_in: int, n_out: int, count: int) -> Module:
 
 
 class Network(Module):
-    """The network that was trained: layers with an activation between them."""
+    """The trained network: layers with an activation between them."""
 
     def __init__(self, about: About) -> None:
         super().__init__()
@@ -54,7 +52,7 @@ class Network(Module):
         self.activation = getattr(torch.nn.functional, about["activation"])
 
     def forward(self, x: Tensor, edges: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Logits, (N, C)."""
+        """Return the logits, (N, C)."""
         for number, (kind, one) in enumerate(zip(self.kinds, self.layers, strict=True)):
             x = self.activation(x) if number else x
             if kind in ("gcn", "sgc"):
@@ -65,7 +63,7 @@ class Network(Module):
 
 
 def load(folder: str | Path = Path(__file__).parent) -> tuple[Network, About]:
-    """The network with its weights, and the content of model.json."""
+    """Return the network with its weights, and the content of model.json."""
     about = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     net = Network(about)
     net.load_state_dict(torch.load(Path(folder, "weights.pt"), weights_only=True))
@@ -73,7 +71,7 @@ def load(folder: str | Path = Path(__file__).parent) -> tuple[Network, About]:
 
 
 def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
-    """Two CSV files as tensors, encoded as the training tables were."""
+    """Read two CSV files as tensors, with the encoding of the training tables."""
     encoder = about["encoder"]
     if encoder is None:
         raise ValueError("this model was not trained on tables; call the network with tensors")
@@ -85,7 +83,7 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
     if lacking:
         raise ValueError(f"{nodes} lacks the columns {', '.join(lacking[:MOST_NAMED])}")
     x = torch.tensor([[v for f in encoder["features"] for v in _encoded(f, row)] for row in rows])
-    if not x.isfinite().all():  # beyond the largest float
+    if not x.isfinite().all():  # larger than the largest float
         far = int((~x.isfinite()).any(1).nonzero()[0])
         raise ValueError(f"{nodes} has a number that is too large, in row {far + 2}")
     ids = [row[encoder["id"]] for row in rows]
@@ -109,18 +107,18 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
 def _within(
     edges: list[dict[str, str]], owner: dict[str, str], encoder: About
 ) -> list[dict[str, str]]:
-    """The edges inside one owner's nodes: no owner sees the nodes of another, as in training."""
+    """Return the edges inside each owner's nodes: as in training, owners do not see others."""
     source, target = (_column(encoder, role, edges) for role in ("source", "target"))
     own = [row for row in edges if owner[row[str(source)]] == owner[row[str(target)]]]
     if lost := len(edges) - len(own):
-        print(f"note: {lost} edges between owners were left out", file=sys.stderr)
+        print(f"note: {lost} edges between owners were removed", file=sys.stderr)
     return own
 
 
 def _edges(
     schema: dict[str, Any], rows: list[dict[str, str]], place: dict[str, int], encoder: About
 ) -> tuple[Tensor, Tensor | None]:
-    """Edges in ascending order and weights: both directions unless directed, merged as trained."""
+    """Return ascending edges and weights: both directions unless directed, merged as trained."""
     names = [_column(encoder, role, rows) for role in ("source", "target", "weight")]
     again, directed = schema.get("duplicate_edges") or "drop", bool(schema.get("directed"))
     found: dict[tuple[int, int], list[float]] = {}
@@ -160,7 +158,7 @@ def _read(path: str | Path) -> list[dict[str, str]]:
 
 
 def _encoded(feature: dict[str, Any], row: dict[str, str]) -> list[float]:
-    """The columns of one feature for one row, as the encoder of the training made them."""
+    """Encode one feature of one row, as the encoder of the training did."""
     rule, value = feature.get("rule", {}), row[feature["name"]]
     gap, missing = rule.get("missing") == "own category", value in ("", *rule.get("empty", ()))
     if missing and rule.get("missing", "refuse") == "refuse":
@@ -204,7 +202,7 @@ def _number(column: str, rule: dict[str, Any], text: str) -> float:
 
 
 def _date(feature: dict[str, Any], rule: dict[str, Any], text: str | None) -> list[float]:
-    """Days since a day, then sine and cosine of the place in the year, the week and the day."""
+    """Return days since a day, then sine and cosine of the time in year, week and day."""
     parts, turns = rule["parts"], [part for part in rule["parts"] if part != "days"]
     if text is None:
         known = [_scaled(feature, feature["fill"])] if "days" in parts else []
@@ -235,7 +233,7 @@ def _column(encoder: dict[str, Any], role: str, rows: list[dict[str, str]]) -> s
 
 
 def main() -> None:
-    """Print id, class, alert if there is a threshold, and the probability of each class as CSV."""
+    """Print id, class, alert if a threshold exists, and the probability of each class as CSV."""
     if len(sys.argv) != 3:
         raise ValueError("give two files: python model.py nodes.csv edges.csv")
     net, about = load()

@@ -1,10 +1,10 @@
-"""The folder of one run: the names of its files, how each is written, and how it is read back.
+"""The folder of one run: the names of its files, and functions to write and read each file.
 
 - `config.toml`: every choice of the run.
 - `federation.npz`: how the first seed's clients differ, by the measures of `atoll inspect`. A run
-  on objects or files of the user writes it before training; for other data the first report does,
-  because these can be made again. Sets of graphs and large federations (`MAX_CLIENTS`, `MAX_EDGES`)
-  have none, because measuring them takes more than a moment.
+  on the user's objects or files writes it before training. For other data the first report writes
+  it, because they can be loaded again. Sets of graphs and large federations (`MAX_CLIENTS`,
+  `MAX_EDGES`) have no such file, because measuring them takes too long.
 - `seed-N/partition.npz`: the node ids of each client. `seed-N/checkpoint.atoll`: the last round.
 - `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds of each
   round and, for methods that compare clients, their similarity, mixing weights and clusters.
@@ -12,7 +12,7 @@
 - `metrics.csv`, `ledger.csv` (`experiment.result`) and `result.json`, which marks the end.
 - `progress.json`: the state of a run that has not ended (`experiment.observers`).
 
-Reading a result needs neither data nor method nor checkpoints.
+Reading a result needs no data, method or checkpoints.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from atoll.experiment.unseen import Unseen
 
 CHECKPOINT, PARTITION = "checkpoint.atoll", "partition.npz"
 SEED_DATA = ("clients.npz", "facts.npz")
-"""The file of a seed's arrays; the second name is that of earlier versions."""
+"""The file of a seed's arrays. Earlier versions used the second name."""
 MEASURES = "federation.npz"
 PARTS = (CONFIG, RESULT, "progress.json", "metrics.*", "ledger.*", MEASURES, "seed-*", "model")
-"""What a run writes into its folder, but for further loggers."""
-MAX_CLIENTS = 200  # most clients whose pairs are compared; there are K² of them
-MAX_EDGES = 300_000  # most edges of all clients together that are measured; about a second
+"""Files that a run writes into its folder, except those of other loggers."""
+MAX_CLIENTS = 200  # most clients whose K² pairs are compared
+MAX_EDGES = 300_000  # most edges of all clients that are measured, in about a second
 MEASURED = (
     *("clients", "nodes", "roles", "edges", "isolated", "mean_degree", "labels", "homophily"),
     *("class_homophily", "edges_total", "edges_lost"),
@@ -72,25 +72,25 @@ class NotFinished(ConfigError):
     """The folder contains a run that has not ended."""
 
 
-NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK)  # of a disk without hard links
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK)  # no hard links on the disk
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run, and the content of its files. It need not exist before a first write."""
+    """The folder of a run, and the content of its files. The first write creates it."""
 
     path: Path
 
     def seed(self, seed: int) -> Path:
-        """The folder of one seed."""
+        """Return the folder of one seed."""
         return self.path / f"seed-{seed}"
 
     def checkpoint(self, seed: int) -> Path:
-        """The file from which a seed continues."""
+        """Return the file from which a seed continues."""
         return self.seed(seed) / CHECKPOINT
 
     def claim(self, config: RunConfig) -> None:
-        """Write the configuration of a new run; of several runs in one folder only one can."""
+        """Write the configuration of a new run. Only one of several runs in a folder succeeds."""
         path, content = self.path / CONFIG, saved_text(config).encode()
         try:
             try:
@@ -108,12 +108,12 @@ class RunFolder:
             _refuse_second(self.path)
 
     def clear(self) -> None:
-        """Delete the run in the folder, and no other file."""
+        """Delete the run in the folder, but no other file."""
         for path in [path for part in PARTS for path in self.path.glob(part)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def begin(self, config: RunConfig, federation: Federation) -> None:
-        """Write the configuration, and measure clients that later commands cannot make again."""
+        """Write the configuration, and measure clients that later commands cannot load again."""
         file, content = self.path / CONFIG, saved_text(config).encode()
         if not file.exists() or file.read_bytes() != content:  # `claim` may have written it
             write_atomically(file, content)
@@ -121,7 +121,7 @@ class RunFolder:
             self._measure(federation)
 
     def _measure(self, federation: Federation) -> Arrays:
-        """How the clients differ, also written down; nothing where measuring takes long."""
+        """Measure and save how the clients differ. Return {} if measuring would take long."""
         graphs = federation.graphs
         if federation.task.many_graphs or not 1 < len(graphs) <= MAX_CLIENTS:
             return {}
@@ -131,7 +131,7 @@ class RunFolder:
 
         made = describe(federation, shape=False)
         found = {name: np.asarray(getattr(made, name)) for name in MEASURED}
-        with contextlib.suppress(OSError):  # the folder may be another user's
+        with contextlib.suppress(OSError):  # the folder may belong to another user
             _write_arrays(self.path / MEASURES, found)
         return found
 
@@ -141,7 +141,7 @@ class RunFolder:
         _write_arrays(self.seed(seed) / PARTITION, ids)
 
     def files_of_start(self, seeds: Sequence[int]) -> set[Path]:
-        """The files that are there of those that a run writes before its first round."""
+        """Return the existing files of those that a run writes before its first round."""
         files = self.path / CONFIG, self.path / MEASURES
         found = (*files, *(self.seed(seed) / PARTITION for seed in seeds))
         return {path for path in found if path.exists()}
@@ -152,15 +152,15 @@ class RunFolder:
             path.unlink(missing_ok=True)
         for folder in ({path.parent for path in wrote} - {self.path}, {self.path} if made else ()):
             for one in folder:
-                with contextlib.suppress(OSError):  # it holds other files
+                with contextlib.suppress(OSError):  # it contains other files
                     one.rmdir()
 
     def partition(self, seed: int) -> list[np.ndarray]:
-        """Every client's node ids, as `write_partition` got them."""
+        """Return every client's node ids, as saved by `write_partition`."""
         return list(_read_arrays(self.seed(seed) / PARTITION).values())
 
     def write_seed(self, run: Run, config: RunConfig, method: Method) -> None:
-        """Write a finished seed's arrays and its selected model; the method has no `Noised`."""
+        """Write a finished seed's arrays and selected model. `method` is not `Noised`."""
         wanted = run.experiment
         seed, federation = wanted.seed, wanted.federation
         self.write_clients(seed, run.history, wanted.method.diagnostics(run.server))
@@ -172,7 +172,7 @@ class RunFolder:
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """Write the clients' sizes, the seconds of each round, and how the clients relate."""
+        """Write the clients' sizes, the seconds of each round, and the clients' relations."""
         cached = [(i, number) for i, rounds in enumerate(history.cached) for number in rounds]
         found = {
             "nodes": history.nodes,
@@ -187,11 +187,11 @@ class RunFolder:
         _write_arrays(self.seed(seed) / SEED_DATA[0], found)
 
     def model_folder(self, seed: int) -> Path:
-        """The folder of a seed's model, which exists once it was written."""
+        """Return the folder of a seed's model. It exists after the model was written."""
         return self.path / "model" / f"seed-{seed}"
 
     def model(self, seed: int | None = None) -> SelectedModel:
-        """The model of the selected round of a seed, by default of the first."""
+        """Load the model of a seed's selected round. The default is the first seed."""
         number, seeds = self.config.seed if seed is None else seed, self.config.all_seeds
         if number not in seeds:
             give = f"give one from {seeds[0]} to {seeds[-1]}"
@@ -227,14 +227,14 @@ class RunFolder:
 
     @cached_property
     def seed_data(self) -> tuple[Arrays, ...]:
-        """The arrays of every seed; empty for a run of a version that wrote none."""
+        """The arrays of every seed, empty for runs of earlier versions."""
         new, old = SEED_DATA
         folders = map(self.seed, self.config.all_seeds)
         return tuple(_read_arrays(path / new) or _read_arrays(path / old) for path in folders)
 
     @cached_property
     def measures(self) -> Arrays:
-        """How the first seed's clients differ, by the names of `MEASURED`; empty if unmeasured."""
+        """How the first seed's clients differ, by the names of `MEASURED`, or {} if unmeasured."""
         known, config = _read_arrays(self.path / MEASURES), self.config
         if known or _is_users(config):
             return known
@@ -248,12 +248,12 @@ class RunFolder:
 
     @property
     def relations(self) -> tuple[Arrays, ...]:
-        """Each seed's similarity, mixing and cluster, where the method has them."""
+        """Each seed's similarity, mixing and cluster, if the method has them."""
         return tuple({k: one[k] for k in RELATIONS if k in one} for one in self.seed_data)
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about files that the folder lacks."""
+        """Sentences about missing files of the folder."""
         lacking = "was saved without its clients' sizes, by an earlier version"
         so = "curves are plain means over clients and times of rounds are unknown"
         return [] if all(self.seed_data) else [f"{lacking}: {so}"]
@@ -290,16 +290,16 @@ class RunFolder:
 
 
 def open_run(folder: str | Path) -> RunFolder:
-    """The folder of a finished run, with its result read; an unfinished run is an error."""
+    """Open the folder of a finished run, and read its result. Refuse an unfinished run."""
     found = RunFolder(Path(folder))
     _ = found.result
     return found
 
 
 def read_result(folder: str | Path) -> Result:
-    """The result of a finished run, as `atoll.run` returned it, from the folder it was saved in.
+    """Read the result of a finished run from its folder, as `atoll.run` returned it.
 
-    Neither data nor method nor checkpoints are needed. Scores have six digits, as in metrics.csv.
+    It needs no data, method or checkpoints. Scores have six digits, as in metrics.csv.
 
     Example:
         >>> import atoll
@@ -311,7 +311,7 @@ def read_result(folder: str | Path) -> Result:
 
 
 def _is_users(config: RunConfig) -> bool:
-    """Whether a run's data are an object or a file of the user, which may be gone later."""
+    """Return whether a run's data are an object or a file of the user, which may be gone later."""
     return "data" in config.objects or is_own(config.data)
 
 
@@ -326,19 +326,19 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def _read_arrays(path: Path) -> Arrays:
-    """The arrays of a file; none if it does not exist."""
+    """Read the arrays of a file, or return {} if it does not exist."""
     if not path.exists():
         return {}
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except Exception as error:  # a damaged archive may fail its reader in any way
+    except Exception as error:  # a damaged archive may cause any error in its reader
         problem = f"{type(error).__name__}: {error}"
         raise DataError(f"'{path}' cannot be read ({problem}); run it again") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -349,7 +349,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def started_in(folder: Path) -> Path | None:
-    """The folder in which a run or a study was started, if that is known and still there."""
+    """Return the folder in which a run or a study was started, if it is known and exists."""
     config, study, where = folder / CONFIG, folder / "study.json", None
     with contextlib.suppress(ValueError):  # other readers refuse a damaged file
         if study.exists():
@@ -365,11 +365,11 @@ def _refuse_second(out: Path) -> NoReturn:
 
 
 def check_folder(out: Path, *, resuming: bool) -> None:
-    """Make sure that the folder can be made and written, and that nothing in it would be lost."""
+    """Check that the folder can be created and written, and that no run in it would be lost."""
     try:
         if (out / CONFIG).exists() and not resuming:
             _refuse_second(out)
-        # It is made when there is something to put in: a refused run leaves no folder behind.
+        # The folder is created later, so that a refused run leaves no folder behind.
         nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     except (OSError, ValueError) as error:
         raise ConfigError(f"output folder '{out}' is not possible ({error})") from error
@@ -382,12 +382,12 @@ def check_folder(out: Path, *, resuming: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A finished run with the exact scores of its checkpoints, and its clients made again."""
+    """A finished run with the exact scores of its checkpoints, and its clients loaded again."""
 
     result: Result
     servers: tuple[Tree, ...]
     federations: tuple[Federation, ...]
-    method: Method | None  # None if Python gave an object
+    method: Method | None  # None if it was a Python object
 
     @property
     def config(self) -> RunConfig:
@@ -397,7 +397,7 @@ class FinishedRun:
 def read_run(
     folder: Path, data: Data | None = None, *, like: FinishedRun | None = None
 ) -> FinishedRun:
-    """Read a finished run and make its clients again, or share those of the run `like`."""
+    """Read a finished run and load its clients again, or share the clients of the run `like`."""
     found = RunFolder(folder)
     _ = found.summary  # an unfinished run is an error
     if "data" in found.config.objects and data is None:
@@ -428,7 +428,7 @@ def read_run(
 
 
 def _check_same_clients(folder: Path, config: RunConfig, other: RunConfig) -> None:
-    """Refuse to compare client by client two runs that have different clients."""
+    """Refuse to compare two runs client by client if their clients differ."""
     names = ["protocol", "data", "partition", "split", "ratios", "clients", "own", "schema"]
     fixed = config.data_seed is not None or protocol(config.protocol).data_seed is not None
     names += ["data_seed", *([] if fixed else ["seed", "seeds"])]

@@ -1,4 +1,4 @@
-"""What a run needs to know about, and ask of, the machine that it runs on."""
+"""The machine of a run: device, memory, cores, and settings of the process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-n
 
 @contextmanager
 def tuned_process() -> Iterator[None]:
-    """Settings without which small tensors cost several times as much on a CPU.
+    """Apply settings that make small tensors several times as fast on a CPU.
 
-    Denormal numbers are zero until the end; other code in the process may rely on them. glibc keeps
-    large blocks. By default it returns each freed tensor above 128 KiB to the system, and the page
-    faults cost more than the arithmetic (an Adam step over ten clients: 6.2 ms, now 0.9 ms).
+    Denormal numbers are zero until the end, because other code may rely on them. glibc keeps large
+    blocks: by default it returns each freed tensor above 128 KiB to the system, and the page faults
+    cost more than the arithmetic (an Adam step over ten clients: 6.2 ms, now 0.9 ms).
     """
     flushed = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
@@ -44,7 +44,7 @@ def tuned_process() -> Iterator[None]:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, by the machine's account and its group's limit."""
+    """Return the bytes that this process may still allocate, by the machine and its cgroup."""
     memory, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     text = memory.read_text() if memory.exists() else ""
     free = [1024 * int(size) for size in re.findall(r"(?m)^MemAvailable:\s+(\d+) kB", text)]
@@ -55,7 +55,7 @@ def available_memory() -> int:
 
 
 def device_answers() -> bool:
-    """Whether a GPU that this process has used still works: a fault in a kernel is for good."""
+    """Return whether a GPU of this process still works. A kernel fault is permanent."""
     try:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
@@ -65,7 +65,7 @@ def device_answers() -> bool:
 
 
 def cores() -> int:
-    """Processors that this process may use, by its affinity and its group's share of time."""
+    """Return the processors that this process may use, by its affinity and its cgroup."""
     free = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.exists():
@@ -76,7 +76,7 @@ def cores() -> int:
 
 
 def choose_device(wish: str) -> torch.device:
-    """The device for "auto", "cpu", "cuda" or "cuda:1", which becomes the current GPU."""
+    """Return the device for "auto", "cpu", "cuda" or "cuda:1", and make it the current GPU."""
     name, _, number = wish.partition(":")
     if name != "cuda" or not number.isdecimal():
         check_name("device", wish, ("auto", "cpu", "cuda"))
@@ -84,13 +84,13 @@ def choose_device(wish: str) -> torch.device:
         finds = f"the last GPU is cuda:{count - 1}" if count else "torch finds no GPU"
         raise ConfigError(f"device '{wish}' was asked for, but {finds}; use --device cpu or auto")
     if number:
-        torch.cuda.set_device(int(number))  # memory, streams and names are read of that one
+        torch.cuda.set_device(int(number))  # memory, streams and names refer to the current one
         return torch.device(wish)
     return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def start(device: torch.device) -> None:
-    """Have a GPU load its libraries: half a second that is set-up, not training."""
+    """Let a GPU load its libraries. This takes half a second, which is not training time."""
     if device.type != "cuda":
         return
     try:
@@ -106,26 +106,26 @@ def start(device: torch.device) -> None:
 
 
 def release_memory() -> None:
-    """Give memory that no tensor needs back to the GPU, where other processes may take it."""
+    """Return unused memory to the GPU, so that other processes can use it."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def device_memory() -> int:
-    """Bytes of the GPU's memory, whoever has them; 0 without a GPU."""
+    """Return the total bytes of the GPU's memory, or 0 without a GPU."""
     there = torch.cuda.is_available()
     return int(torch.cuda.get_device_properties(None).total_memory) if there else 0
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all work that it was given."""
+    """Wait until a GPU has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def process_seconds() -> tuple[float, float]:
-    """Wall and processor seconds since this process began; the wall's are 0 where unknown."""
+    """Return wall and CPU seconds since this process began. Unknown wall seconds are 0."""
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return 0.0, time.process_time()
@@ -134,7 +134,7 @@ def process_seconds() -> tuple[float, float]:
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine, for the record."""
+    """Return the versions of packages and the machine, for the record."""
     found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

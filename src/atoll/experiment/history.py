@@ -1,4 +1,4 @@
-"""What one seed's rounds measured, and the protocol's rule that picks the reported round."""
+"""The measurements of one seed's rounds, and the rule that selects the reported round."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 SCORED = ("deployed", "local")
 BEST_CACHED = "best-cached-test"
-"""Each client's best test score over the models put aside and the last: this leaks test data."""
+"""Each client's best test score over its cached models and the last one. It leaks test data."""
 
 
 @dataclass
 class History:
-    """Everything measured, round by round."""
+    """All measurements, round by round."""
 
     counts: np.ndarray  # training, validation and test nodes (or graphs) of each client, (K, 3)
     nodes: np.ndarray  # nodes (or graphs) of each client, (K,)
     # By `SCORED`, for each round an array by client, role and metric (`columns`), (K, 3, 5).
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)  # of each round, training and scoring
-    cached: list[list[int]] = field(default_factory=list)  # rounds of models put aside, by client
+    cached: list[list[int]] = field(default_factory=list)  # rounds of cached models, by client
     ledger: Ledger = field(default_factory=Ledger)  # the traffic of every round
-    chosen: tuple[str, ...] = ()  # a pooled metric that was chosen: a column behind `METRICS`
+    chosen: tuple[str, ...] = ()  # a chosen pooled metric, which is a column after `METRICS`
     # Counts of all clients by role after each round, such as "deployed_bins" (`core.task.Scores`).
     pooled: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(
@@ -54,8 +54,8 @@ class History:
         return METRICS + self.chosen
 
     def array(self, scored: str, metric: str, role: str) -> np.ndarray:
-        """One number for each round and client, (R, K); NaN where a client has none."""
-        # Stacked once for all who ask after the same round: a result asks hundreds of times.
+        """Return one number for each round and client, (R, K), or NaN if it is undefined."""
+        # Cache the stacked table of a round, because a result reads it hundreds of times.
         rounds, known = self.scores[scored], self._tables.get(scored)
         if known is None or len(known[1]) != len(rounds) or known[0] is not rounds[-1]:
             table = np.stack(rounds)
@@ -67,14 +67,14 @@ class History:
         return whole[:, :, self.columns.index(metric)]
 
     def pool(self, scored: str, scores: Scores, number: int, *, complete: bool = True) -> None:
-        """Add up the clients' counts, (K, 3, ...), of a round; zeros unless all clients count."""
+        """Add up the clients' counts, (K, 3, ...), of a round. Store zeros unless `complete`."""
         for kind, counts in (("confusion", scores.confusion), ("bins", scores.bins)):
             rounds = self.pooled.setdefault(f"{scored}_{kind}", [])
-            if counts is not None and len(rounds) == number:  # an older checkpoint has no rounds
+            if counts is not None and len(rounds) == number:  # older checkpoints lack the counts
                 rounds.append((counts.sum(0) * complete).numpy().astype(np.int32))
 
     def counts_of(self, scored: str, kind: str, role: str, rounds: slice) -> np.ndarray | None:
-        """Pooled counts of some rounds, (R, ...); None if they are not known for every round."""
+        """Return pooled counts of `rounds`, (R, ...), or None if a round lacks them."""
         known = self.pooled.get(f"{scored}_{kind}", [])
         if not known[rounds] or len(known) != self.rounds:
             return None
@@ -88,7 +88,7 @@ class History:
     def pooled_metric(
         self, scored: str, metric: str, role: str, rounds: slice = slice(None)
     ) -> np.ndarray:
-        """A pooled metric after each of some rounds, (R,); NaN where it is undefined."""
+        """Return a pooled metric after each of `rounds`, (R,). It is NaN if undefined."""
         if (counts := self.counts_of(scored, "bins", role, rounds)) is None:
             return np.full(len(range(self.rounds)[rounds]), np.nan)
         return of_bins(metric, counts)
@@ -103,7 +103,7 @@ class History:
 
 
 def empty_history(federation: Federation, metric: str | None = None) -> History:
-    """The clients' sizes, and nothing measured yet; a chosen metric may be one more column."""
+    """Make a history with the clients' sizes. A chosen pooled metric is an additional column."""
     masks = [torch.stack([g.train, g.val, g.test]).sum(1) for g in federation.graphs]
     nodes = np.array([int(g.size("nodes")) for g in federation.graphs])
     sizes = torch.stack(masks).numpy().astype(np.int64)
@@ -113,15 +113,15 @@ def empty_history(federation: Federation, metric: str | None = None) -> History:
 
 @dataclass(frozen=True)
 class Selection:
-    """How the reported round is picked."""
+    """The rule that selects the reported round."""
 
-    scored: str  # "deployed" or "local": the model whose scores pick
-    metric: str  # the metric that picks, unless no client has it; then accuracy does
+    scored: str  # "deployed" or "local": the model whose scores select
+    metric: str  # the metric that selects, or accuracy if no client has that metric
     weights: str  # the mean over clients, one of `metrics.WEIGHTINGS`
     select: str  # "best-val" (mean over clients), "best-val-per-client", "last" or `BEST_CACHED`
 
     def picked_by(self, history: History) -> str:
-        """The metric that picks the round."""
+        """Return the metric that selects the round."""
         if find_metric(self.metric).pooled:
             values = self.mean(history, self.metric, "val")
         else:
@@ -129,7 +129,7 @@ class Selection:
         return "accuracy" if np.isnan(values).all() else self.metric
 
     def rounds(self, history: History) -> np.ndarray:
-        """The picked round of each client, (K,)."""
+        """Return the selected round of each client, (K,)."""
         by, clients = self.picked_by(history), len(history.nodes)
         if self.select == "last":
             return np.full(clients, len(history.scores[self.scored]) - 1)
@@ -149,19 +149,19 @@ class Selection:
         return np.asarray(np.nan_to_num(scores, nan=-1.0).argmax(0))
 
     def of_clients(self, history: History, metric: str, role: str) -> np.ndarray:
-        """A metric of each client, (K,), at its picked round."""
+        """Return a metric of each client, (K,), at its selected round."""
         values = history.array(self.scored, metric, role)
         return np.asarray(values[self.rounds(history), np.arange(values.shape[1])])
 
     def mean(self, history: History, metric: str, role: str) -> np.ndarray:
-        """A metric of each round, (R,), pooled or mean over clients."""
+        """Return a metric of each round, (R,), pooled or as a mean over clients."""
         if find_metric(metric).pooled:
             return history.pooled_metric(self.scored, metric, role)
         values = history.array(self.scored, metric, role)
         return mean_over_clients(values, weight_of(history, role, self.weights))
 
     def value(self, history: History, metric: str, role: str) -> float:
-        """A metric at the picked round, pooled or mean over clients."""
+        """Return a metric at the selected round, pooled or as a mean over clients."""
         if find_metric(metric).pooled:
             picked, each = self.one_round(history), self.mean(history, metric, role)
             return float("nan") if picked is None else float(each[picked])
@@ -169,7 +169,7 @@ class Selection:
         return float(mean_over_clients(values, weight_of(history, role, self.weights)))
 
     def one_round(self, history: History) -> int | None:
-        """The picked round; None if clients have different ones."""
+        """Return the selected round, or None if it differs between clients."""
         rounds = set(self.rounds(history).tolist())
         return rounds.pop() if len(rounds) == 1 else None
 
@@ -188,14 +188,14 @@ class Classes(Structural):
 
 
 class Improvements:
-    """Finds the clients for which a round is the best so far: `Selection.rounds`, step by step."""
+    """An incremental form of `Selection.rounds`: finds clients for which a round is the best."""
 
     def __init__(self, selection: Selection, rounds: int) -> None:
         self.selection, self.last = selection, rounds - 1
         self.best = np.array(np.nan)
 
     def of(self, history: History, number: int) -> np.ndarray:
-        """Whether each client's picked round, of those up to this one, is this one, (K,) bool."""
+        """Return whether this round is the selected round so far, for each client, (K,) bool."""
         rule, clients = self.selection, len(history.nodes)
         if rule.select in ("last", BEST_CACHED):
             return np.full(clients, rule.select == "last" and number == self.last)
@@ -212,14 +212,14 @@ class Improvements:
             scores = np.full(clients, mean_over_clients(scores, weight))
         elif not np.isnan(scores).all():
             scores = np.nan_to_num(scores, nan=-1.0)
-        # As long as there is no score at all, the last round is picked.
+        # Until a first score exists, the last round is selected.
         better = np.isnan(self.best) | (scores > self.best)
         self.best = np.where(better, scores, self.best)
         return np.asarray(better)
 
 
 def validation_curve(history: History, config: RunConfig, first: int = 0) -> np.ndarray:
-    """The chosen metric, or accuracy, on the validation part after each round from `first` on."""
+    """Return the chosen metric, or accuracy, on validation nodes after each round from `first`."""
     scored, metric = config.evaluate or "deployed", config.metric or "accuracy"
     if find_metric(metric).pooled:
         return history.pooled_metric(scored, metric, "val", slice(first, None))
@@ -231,25 +231,25 @@ def validation_curve(history: History, config: RunConfig, first: int = 0) -> np.
 
 
 def weight_of(history: History, role: str, weights: str) -> np.ndarray:
-    """What each client counts in a mean over clients, (K,)."""
+    """Return the weight of each client in a mean over clients, (K,)."""
     if weights == "uniform":
         return np.ones(history.nodes.shape[0])
     return history.counts[:, ROLES.index(role)] if weights == "tests" else history.nodes
 
 
 def select_rule(config: RunConfig, rules: Protocol) -> str:
-    """How the round is picked: the protocol's rule, unless a compat switch overrules it."""
+    """Return the protocol's rule for the reported round, unless a compat switch overrides it."""
     return BEST_CACHED if "test-selection" in config.compat else rules.select
 
 
 def selection_of(config: RunConfig, rules: Protocol, federation: Federation) -> Selection:
-    """How the reported round is picked."""
+    """Return the rule that selects the reported round."""
     select, metric = select_rule(config, rules), metric_of(config, federation)
     return Selection(config.evaluate or "deployed", metric, rules.weights, select)
 
 
 def metric_of(config: RunConfig, federation: Classes) -> str:
-    """The metric that picks the round: the user's, or the data's own."""
+    """Return the metric that selects the round: the user's, or the metric of the data."""
     if (metric := config.metric) is None:
         return federation.metric
     if federation.classes != 2 and (metric == "auc" or find_metric(metric).pooled):
@@ -259,26 +259,26 @@ def metric_of(config: RunConfig, federation: Classes) -> str:
 
 
 def positive_of(config: RunConfig, federation: Classes) -> int:
-    """The number of the positive class: the user's, or the second."""
+    """Return the number of the positive class: the user's, or the second class."""
     if config.positive is None:
         return 1
     if federation.classes != 2:
         has = f"but '{federation.name}' has {federation.classes}"
-        raise ConfigError(f"--positive is for two classes, {has}; leave it out")
+        raise ConfigError(f"--positive is for two classes, {has}; remove it")
     names = federation.class_names
     check_name("class", config.positive, names)
     return names.index(config.positive)
 
 
 def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False) -> str | None:
-    """The metric of a run whose clients count their scores in bins; None if they do not.
+    """Return the metric of a run whose clients count their scores in bins, otherwise None.
 
-    They do if a metric is chosen; `sparing`, only if that metric or a threshold needs the bins.
+    They do if a metric is chosen. With `sparing`, only if that metric or a threshold needs bins.
     """
     metric = metric_of(config, federation)
     if config.threshold is not None and federation.classes != 2:
         has = f"but '{federation.name}' has {federation.classes}"
-        raise ConfigError(f"a threshold is for two classes, {has}; leave out --threshold")
+        raise ConfigError(f"a threshold is for two classes, {has}; remove --threshold")
     chosen = config.metric is not None and (not sparing or find_metric(metric).pooled)
     wanted = chosen or config.threshold is not None
     return metric if federation.classes == 2 and wanted else None
@@ -287,7 +287,7 @@ def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False
 def threshold_of(
     config: RunConfig, rule: Selection, history: History, positive: int
 ) -> Threshold | None:
-    """The threshold that the run's rule chooses on validation nodes after the picked round."""
+    """Choose the threshold by the run's rule on validation nodes after the selected round."""
     picked = rule.one_round(history)
     if config.threshold is None or picked is None:
         return None

@@ -1,7 +1,7 @@
-"""Numbers of every round for other tools (`--log tensorboard`), imported when a user wants them.
+"""Loggers that send the numbers of every round to other tools (`--log tensorboard`).
 
-All tools get the same numbers: bytes, seconds, and every metric of every role for the deployed and
-the local models, as a mean over clients under the protocol's weights.
+Each tool is imported on demand. All tools get the same numbers: bytes, seconds, and every metric
+of every role for the deployed and the local models, as a mean with the protocol's weights.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from atoll.experiment.protocols import protocol
 from atoll.experiment.result import Result
 
 EXPERIMENT = "atoll"  # Atoll's experiment in MLflow
-EVERY = 5.0  # least seconds between two deliveries to MLflow, whose database is slower than a round
-BATCH = {"metrics": 1000, "params": 100}  # most entries in one delivery, by MLflow's rules
+EVERY = 5.0  # least seconds between two uploads to MLflow, whose database is slower than a round
+BATCH = {"metrics": 1000, "params": 100}  # most entries in one upload, by MLflow's rules
 LONGEST = 500  # most characters of a parameter's value in MLflow
 
 
 class RoundLog(Observer):
-    """Passes the numbers of each round on to a tool, once for each round and seed."""
+    """Send the numbers of each round to a tool, once for each round and seed."""
 
     package: ClassVar[str]
 
@@ -51,7 +51,7 @@ class RoundLog(Observer):
 
     @classmethod
     def need(cls) -> Any:
-        """The tool's class; refuse where its package is not installed."""
+        """Return the tool's class, or raise an error if its package is not installed."""
         try:
             return cls.load()
         except ImportError as error:
@@ -61,7 +61,7 @@ class RoundLog(Observer):
 
     @classmethod
     def share(cls) -> None:
-        """Make what several processes would otherwise all make at once; usually nothing."""
+        """Create files that several processes would otherwise create at once, if necessary."""
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
         self.config, self.weights = config, protocol(config.protocol).weights
@@ -69,7 +69,7 @@ class RoundLog(Observer):
         self.read: dict[int, int] = {}
 
     def new_rounds(self, seed: int, history: History) -> dict[int, dict[str, float]]:
-        """The numbers of each round that this seed has played since the last call, from 1 on."""
+        """Return the numbers of each new round of this seed since the last call, from 1 on."""
         first = self.next.get(seed, 0)
         self.next[seed] = max(first, history.rounds)
         entries, sent = history.ledger.entries, defaultdict[int, Counter[str]](Counter)
@@ -96,12 +96,12 @@ class RoundLog(Observer):
 
 
 def final_metrics(history: History, result: Result) -> dict[str, float]:
-    """One seed's reported numbers, by their names in the tools."""
+    """Return one seed's reported numbers, by their names in the tools."""
     return {f"final/{name}": value for name, value in result.seed_metrics(history).items()}
 
 
 class TensorBoardLog(RoundLog):
-    """Writes `tensorboard/seed-N/` in the run's folder: curves, hyper-parameters, final numbers."""
+    """Write `tensorboard/seed-N/` in the run's folder: curves, hyper-parameters, final numbers."""
 
     package = "tensorboard"
 
@@ -112,7 +112,7 @@ class TensorBoardLog(RoundLog):
             problem = "log='tensorboard' writes into the run's folder"
             raise ConfigError(f"{problem}; give out=FOLDER as well")
         self.folder = out / "tensorboard"
-        self.writers: dict[int, Any] = {}  # a class of an optional package
+        self.writers: dict[int, Any] = {}  # their class is in an optional package
 
     @staticmethod
     def load() -> Any:
@@ -134,17 +134,17 @@ class TensorBoardLog(RoundLog):
         for one in result.seeds:
             self.round(one.seed, one.history)  # an earlier call may have finished this seed
             writer, final = self.writers[one.seed], final_metrics(one.history, result)
-            # In the curves' own folder: by default every call makes another one.
+            # Into the folder of the curves, because by default every call makes another one.
             writer.add_hparams(names | flat(result.hyperparameters), final, run_name=".")
             writer.close()
 
 
 class MlflowLog(RoundLog):
-    """Delivers to MLflow: one run with a child for each seed; curves, parameters, final numbers.
+    """Send curves, parameters and final numbers to MLflow: one run with a child for each seed.
 
-    Numbers go to `MLFLOW_TRACKING_URI` or, where it is not set, into `mlflow.db` in the run's
+    Numbers go to `MLFLOW_TRACKING_URI` or, if it is not set, into `mlflow.db` in the run's
     folder: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`. Newer versions of MLflow refuse
-    plain files. `mlflow.json` keeps the names of MLflow's runs for a resumed run.
+    plain files. `mlflow.json` stores the names of MLflow's runs for a resumed run.
     """
 
     package = "mlflow"
@@ -165,11 +165,11 @@ class MlflowLog(RoundLog):
 
     @staticmethod
     def load() -> Any:
-        # A run on private data reports to no third party, unless the user wants it.
+        # A run on private data must not report to a third party, unless the user wants it.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.tracking import MlflowClient
 
-        for name in ("mlflow", "alembic"):  # they log every table that they make
+        for name in ("mlflow", "alembic"):  # they log every table that they create
             logging.getLogger(name).setLevel(logging.WARNING)
         return MlflowClient
 
@@ -217,7 +217,7 @@ class MlflowLog(RoundLog):
         self.delivered = time.monotonic()
 
     def _new_run(self, name: str, title: str, tags: Mapping[str, str] | None = None) -> None:
-        """Make a run of MLflow's, and note its name for a resumed run."""
+        """Create a run in MLflow, and save its name for a resumed run."""
         artifacts = None
         if self.out is not None and self.uri.startswith("sqlite:"):
             artifacts = (self.out / "mlflow-artifacts").absolute().as_uri()
@@ -229,7 +229,7 @@ class MlflowLog(RoundLog):
             write_atomically(self.out / "mlflow.json", text.encode())
 
     def _log_metrics(self, run: str, found: Mapping[int, Mapping[str, float]]) -> None:
-        """Deliver numbers by step and name."""
+        """Send numbers by step and name."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -247,18 +247,18 @@ class MlflowLog(RoundLog):
 
 
 def _experiment(client: Any, artifacts: str | None) -> str:
-    """The id of Atoll's experiment in MLflow; made if it is not there."""
+    """Return the id of Atoll's experiment in MLflow. Create it if it does not exist."""
     if (found := client.get_experiment_by_name(EXPERIMENT)) is not None:
         return str(found.experiment_id)
     return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
 
 
 LOGS: dict[str, type[RoundLog]] = {"tensorboard": TensorBoardLog, "mlflow": MlflowLog}
-"""Every tool by its name on the command line."""
+"""All tools by their names on the command line."""
 
 
 def open_logs(names: str | Sequence[str], out: Path | None) -> list[RoundLog]:
-    """One observer for each tool, for a run that is saved in `out`."""
+    """Return one observer for each tool, for a run that is saved in `out`."""
     return [log(out) for log in _logs(names)]
 
 
@@ -269,7 +269,7 @@ def check_logs(names: str | Sequence[str]) -> None:
 
 
 def share_logs(names: str | Sequence[str]) -> None:
-    """Before several processes log: make what they would all make at once."""
+    """Create shared files before several processes log at once."""
     for log in _logs(names):
         log.share()
 
@@ -282,7 +282,7 @@ def _logs(names: str | Sequence[str]) -> list[type[RoundLog]]:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested settings as one table of plain values: {"optimizer.lr": 0.01}."""
+    """Flatten nested settings to one table of plain values: {"optimizer.lr": 0.01}."""
     found: dict[str, Value] = {}
     for key, value in settings.items():
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """From predictions to numbers in a table: counts of each client, its metrics, means over clients.
 
 Scoring is a client step: a client predicts on its own graph and replies with counts only. Arrays
-have the axes (..., clients); NaN marks a client that has no such number (an empty test set) and is
-left out of every mean, never counted as right.
+have the axes (..., clients). NaN marks a client without such a number (an empty test set), which is
+excluded from every mean, never counted as right.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from atoll.core.task import Scores, macro_auc
 from atoll.core.tree import Tree, record, tree_map
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From counts by truth and bin of the score, (..., 2, B), and the bins' probabilities, (B,)."""
+"""From counts by truth and score bin, (..., 2, B), and the bins' probabilities, (B,)."""
 SENT = {
     "confusion": "counts by true and predicted class",
     "loss": "its own mean loss",
     "auc": "its own AUC",
     "bins": "positives and negatives by bin",
 }
-"""The fields of `Scores` in words: what each client sends for each part and round."""
+"""The fields of `Scores` in words, which each client sends for each part and round."""
 _COUNTS, _BINS = SENT["confusion"], SENT["bins"]
 ONE_IN_A_BIN = "a bin with one node shows its score and label"
 _SHOWS = f"the server counts scores by class and bin; {ONE_IN_A_BIN}"
@@ -39,11 +39,11 @@ _SHOWS = f"the server counts scores by class and bin; {ONE_IN_A_BIN}"
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that tells how good predictions are, and what a site sends for it."""
+    """A quality measure of predictions, and the values that a site sends for it."""
 
     label: str  # on pages
     sends: str  # by each client, for each part (training, validation, test) and round
-    of_bins: Formula | None = None  # None: a client's own number, and a mean over clients
+    of_bins: Formula | None = None  # None: a number of each client, and a mean over clients
     higher: bool = True  # whether higher is better
 
     @property
@@ -53,19 +53,19 @@ class Metric:
 
     @property
     def over(self) -> str:
-        """How the clients' numbers become one."""
+        """How one number is computed from the clients' numbers."""
         return "pooled over clients" if self.pooled else "mean over clients"
 
 
 def average_precision(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
-    """The mean precision over the positives, each at its own score."""
+    """Return the mean precision over the positives, each at its own score."""
     true, alerts = _from_the_top(counts[..., 1, :]), _from_the_top(counts.sum(-2))
     hits = (counts[..., 1, :] * true / np.maximum(alerts, 1)).sum(-1)
     return _share(hits, true[..., 0])
 
 
 def _from_the_top(counts: np.ndarray) -> np.ndarray:
-    """How many are in each bin or above it."""
+    """Return the count of each bin and all higher bins."""
     return counts[..., ::-1].cumsum(-1)[..., ::-1]
 
 
@@ -75,7 +75,7 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _at_top(what: str, share: float) -> Formula:
-    """Precision or recall of the nodes with the highest scores; equal scores share a place."""
+    """Return the formula of precision or recall of the top scores. Ties share a place."""
 
     def formula(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
         every = counts.sum(-2)
@@ -89,7 +89,7 @@ def _at_top(what: str, share: float) -> Formula:
 
 
 def _at_half(what: str) -> Formula:
-    """Precision, recall or F1 of the positive class from a probability of 0.5 on."""
+    """Return the formula of precision, recall or F1 at a probability of at least 0.5."""
 
     def formula(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
         false, true = np.moveaxis((counts * (probability >= 0.5)).sum(-1), -1, 0)
@@ -102,13 +102,13 @@ def _at_half(what: str) -> Formula:
 
 
 def _brier(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
-    """The mean squared distance of the probability from the truth."""
+    """Return the mean squared difference between probability and truth (Brier score)."""
     squares = np.stack([probability**2, (1 - probability) ** 2])
     return _share((counts * squares).sum((-1, -2)), counts.sum((-1, -2)))
 
 
 def _ece(counts: np.ndarray, probability: np.ndarray) -> np.ndarray:
-    """The mean distance of the probability from the share of positives, in 15 equal intervals."""
+    """Return the expected calibration error, with 15 equal intervals of the probability."""
     interval = np.minimum(probability * 15, 14).astype(int)
     member = (interval[:, None] == np.arange(15)).astype(float)
     apart = np.abs((counts[..., 1, :] - counts.sum(-2) * probability) @ member)
@@ -130,16 +130,16 @@ REGISTRY = {
     "brier": Metric("Brier score", _BINS, _brier, higher=False),
     "ece": Metric("calibration error", _BINS, _ece, higher=False),
 }
-"""Every metric by its name in files and options; K of recall@K% and precision@K% may differ."""
+"""Every metric by its name in files and options. K of recall@K% and precision@K% may differ."""
 METRICS = tuple(name for name, metric in REGISTRY.items() if not metric.pooled)
 POOLED = tuple(name for name, metric in REGISTRY.items() if metric.pooled)
 COMPARED = tuple(name for name, metric in REGISTRY.items() if metric.higher)
-"""Metrics that select a round, and that studies optimise and test: higher is better."""
+"""Metrics that select a round, and that studies optimise and test. Higher is better."""
 _AT_TOP = re.compile(r"(recall|precision)@(\d+(?:\.\d+)?)%", re.ASCII)
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of this name; one sentence for any other name."""
+    """Return the metric of this name, or raise a one-sentence error for any other name."""
     if name in REGISTRY:
         return REGISTRY[name]
     if (at := _AT_TOP.fullmatch(name)) and 0 < (share := float(at[2]) / 100) <= 1:
@@ -150,12 +150,12 @@ def find_metric(name: str) -> Metric:
 
 
 def label_of(name: str) -> str:
-    """A metric's label on pages."""
+    """Return a metric's label on pages."""
     return find_metric(name).label
 
 
 def score(metric: str, labels: np.ndarray, probabilities: np.ndarray, positive: int = 1) -> float:
-    """A metric of labels, (N,), and probabilities of each class, (N, C); NaN if undefined.
+    """Return a metric of labels, (N,), and class probabilities, (N, C), or NaN if undefined.
 
     Metrics of a positive class are exact here: each distinct probability is one bin.
     """
@@ -181,17 +181,17 @@ def score(metric: str, labels: np.ndarray, probabilities: np.ndarray, positive: 
 
 
 WEIGHTINGS = ("tests", "nodes", "uniform")
-"""Means over clients: by test (validation, ...) nodes, by all nodes, or every client alike."""
+"""Weights in means over clients: test (validation, ...) nodes, all nodes, or equal weights."""
 
 
 def from_confusion(confusion: np.ndarray) -> dict[str, np.ndarray]:
-    """Accuracy and F1 scores, (...,), of confusion counts (..., C, C), true by predicted."""
+    """Return accuracy and F1 scores, (...,), of confusion counts (..., C, C), true by predicted."""
     hits = np.diagonal(confusion, axis1=-2, axis2=-1).astype(float)
     support = confusion.sum(-1).astype(float)
     guessed = confusion.sum(-2).astype(float)
     total = support.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # A class counts in the macro mean if it occurs among truths or guesses, as in scikit-learn.
+        # A class counts in the macro mean if it occurs in truth or prediction, as in scikit-learn.
         occurs = (support + guessed) > 0
         f1 = np.where(occurs, 2 * hits / (support + guessed), 0.0)
         some = np.where(total > 0, 1.0, np.nan)
@@ -203,7 +203,7 @@ def from_confusion(confusion: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
-    """Precision, recall and F1 of each class, (..., C), of confusion counts; NaN if undefined."""
+    """Return precision, recall and F1 of each class, (..., C), or NaN if undefined."""
     hits = np.diagonal(confusion, axis1=-2, axis2=-1).astype(float)
     support, guessed = confusion.sum(-1).astype(float), confusion.sum(-2).astype(float)
     wholes = {"precision": guessed, "recall": support, "f1": (support + guessed) / 2}
@@ -211,7 +211,7 @@ def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def mean_over_clients(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Weighted mean over the last axis, leaving out NaN; NaN if nothing is left."""
+    """Return the weighted mean over the last axis without NaN, or NaN if no value remains."""
     known = ~np.isnan(values)
     share = np.where(known, np.broadcast_to(weight, values.shape), 0.0)
     with np.errstate(invalid="ignore"):
@@ -219,12 +219,12 @@ def mean_over_clients(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def spread(values: Sequence[float] | np.ndarray) -> float | None:
-    """The standard deviation of a sample; None for fewer than two values, which have no spread."""
+    """Return the sample standard deviation, or None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def best_round(validation: np.ndarray) -> int:
-    """The round with the best mean validation score, the earliest of equals."""
+    """Return the round with the best mean validation score, the earliest of equals."""
     if np.isnan(validation).all():
         return int(validation.shape[0] - 1)
     return int(np.nanargmax(validation))
@@ -232,7 +232,7 @@ def best_round(validation: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a method's predictions."""
+    """Score a method's predictions."""
 
     method: Method
     with_auc: bool = False
@@ -248,14 +248,14 @@ class Evaluator:
 
     @client_step(keeps_state=True, discloses={"bins": _SHOWS})
     def score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
-        """Predict and count; in a graph that grows, each role in its own stage."""
+        """Predict and count. In a growing graph, score each role in its own stage."""
         found = [self._score(one, message, state, key) for one in when_scored(graph)]
         if len(found) == 1:
             return found[0]
         return tree_map(lambda *rows: torch.stack([r[i] for i, r in enumerate(rows)]), *found)
 
     def _score(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Scores:
-        if not self.with_train:  # the training part is left out as far as that is possible
+        if not self.with_train:  # skip the training part as far as possible
             graph = graph if graph.held_out is None else graph.held_out
             graph = replace(graph, train=torch.zeros_like(graph.train))
         noise = key if self.with_dropout else None
@@ -269,30 +269,30 @@ class Outcome:
     """The scores of one round, on the device."""
 
     positions: Tensor  # of the clients that took part
-    scored: Tensor  # positions of all clients that are there, which scored the deployed model
+    scored: Tensor  # positions of all reachable clients, which scored the deployed model
     deployed: Scores
     local: Scores | None = None  # None if no client trained
-    finite: Tensor | None = None  # which numbers that the round's tape watched are finite
+    finite: Tensor | None = None  # whether each number that the round's tape watched is finite
 
 
 def of_bins(metric: str, counts: np.ndarray) -> np.ndarray:
-    """A pooled metric, (...,), of counts by truth and bin, (..., 2, BINS)."""
+    """Return a pooled metric, (...,), of counts by truth and bin, (..., 2, BINS)."""
     formula = find_metric(metric).of_bins
     assert formula is not None, metric
     return formula(counts.astype(float), middles().numpy())
 
 
 def toward(scores: Scores, positive: int) -> Scores:
-    """The scores with bins of the positive class: those of class 0 mirror those of class 1."""
+    """Return the scores with bins of the positive class. Class 0 mirrors class 1."""
     if scores.bins is None or positive == 1:
         return scores
     return replace(scores, bins=scores.bins.flip(-1, -2))
 
 
 def score_numbers(scores: Scores, pooled: Sequence[str] = ()) -> np.ndarray:
-    """Stacked scores -> (..., 3, 5), NaN where a client has no such number.
+    """Convert stacked scores to numbers, (..., 3, 5), or NaN if a number is undefined.
 
-    Metrics that are pooled elsewhere follow as each client's own numbers.
+    Metrics that are pooled elsewhere follow as numbers of each client.
     """
     confusion, auc = scores.confusion.numpy(), scores.auc.numpy()
     numbers = from_confusion(confusion)

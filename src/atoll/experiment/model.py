@@ -1,11 +1,11 @@
 """The model of the selected round: kept while a run trains, written to files, read back.
 
 - `model.toml`: method, network, hyper-parameters, class names, the selected round, versions, and
-  the threshold if the run chose one (`experiment.threshold`);
-- `deployed.safetensors`: the tensors that the server deploys, for all clients or for each;
-- `private.safetensors`, where predicting needs it: tensors that only their owner has, by client;
-- `encoder.json`, where the data were a user's own: how columns become features;
-- `MODEL_CARD.md`, once the run is finished: the facts in Markdown (`experiment.card`).
+  the threshold if the run chose one (`experiment.threshold`).
+- `deployed.safetensors`: the tensors that the server deploys, for all clients or for each client.
+- `private.safetensors`, if predictions need it: tensors that only their owner has, by client.
+- `encoder.json`, if the data are the user's own: how columns become features.
+- `MODEL_CARD.md`, after the run has finished: the facts in Markdown (`experiment.card`).
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
     from atoll.data.own.encoder import Encoder
 
 Trees = tuple[Tree, Tree]  # the server's tree and the clients' private states after a round
-MOST_COPIED = 1 << 28  # most bytes of copies that wait until the scores of replayed rounds are read
+MOST_COPIED = 1 << 28  # most bytes of copies that wait for the scores of replayed rounds
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedModel:
-    """The model of the selected round, which differs between clients in some rules."""
+    """The model of the selected round. With some rules it differs between clients."""
 
     rounds: np.ndarray  # the selected round of each client, (K,)
-    deployed: Sequence[Tree]  # what the server deploys: one for all clients, or one for each
-    private: Sequence[Tree] = ()  # each client's, as far as predicting reads it; often none
+    deployed: Sequence[Tree]  # the server's models: one for all clients, or one for each
+    private: Sequence[Tree] = ()  # each client's tensors that predictions read, often none
     about: Mapping[str, object] | None = None  # the content of model.toml
 
     def of_client(self, place: int | None) -> tuple[Tree, Tree]:
-        """A client's deployed and private tree; `place` is None if it never trained."""
+        """Return a client's deployed and private tree. `place` is None if it never trained."""
         deployed = self.deployed[(place or 0) if len(self.deployed) > 1 else 0]
         return deployed, self.private[place] if self.private and place is not None else None
 
     def predict(
         self, method: Method, graph: Graph, place: int, key: Tensor | None = None
     ) -> Tensor:
-        """Logits of the client at a place, on a graph with the method's views (`with_views`)."""
+        """Return the logits of a client, on a graph with the method's views (`with_views`)."""
         return method.predict(graph, *self.of_client(place), key)
 
     def merged(self, new: SelectedModel, better: np.ndarray) -> SelectedModel:
-        """Some clients' models replaced by newer ones."""
+        """Replace the models of the clients in `better` by newer ones."""
 
         def choose(old: Sequence[Tree], other: Sequence[Tree]) -> list[Tree]:
             one, two = (list(t) * (len(better) if len(t) == 1 else 1) for t in (old, other))
@@ -78,19 +78,19 @@ class SelectedModel:
         return SelectedModel(rounds, choose(self.deployed, new.deployed), private)
 
     def export(self) -> Tree:
-        """The model as a tree, for a checkpoint."""
+        """Return the model as a tree, for a checkpoint."""
         both = {"deployed": self.deployed, "private": self.private}
         packed = {name: pack_states(list(trees)) for name, trees in both.items()}
         return tree_map(torch.Tensor.cpu, {"rounds": torch.from_numpy(self.rounds), **packed})
 
     @classmethod
     def of_export(cls, tree: Tree) -> SelectedModel:
-        """The model that `export` gave."""
+        """Restore a model from the result of `export`."""
         trees = (unpack_states(tree[name]) for name in ("deployed", "private"))
         return cls(tree["rounds"].numpy(), *trees)
 
     def only_read(self, method: Method, federation: Federation) -> SelectedModel:
-        """The model without private tensors that no prediction reads, such as optimizer moments."""
+        """Remove private tensors that no prediction reads, such as optimizer moments."""
         if not self.private:
             return self
         model, found = SelectedModel.of_export(self.export()), list[Tree]()
@@ -106,13 +106,13 @@ class SelectedModel:
 
 
 def reads_states(method: Method) -> bool:
-    """Whether a prediction may read private states; the base's reads only private layers."""
+    """Return whether predictions read private states. The default reads only private layers."""
     overrides = type(method).predict is not Method.predict
     return overrides or bool(private_names(method.net))
 
 
 class ModelKeeper:
-    """Keeps the best model so far while a run trains; it copies only such models."""
+    """Keep the best model so far while a run trains. Only such models are copied."""
 
     def __init__(self, selection: Selection, method: Method, rounds: int) -> None:
         self.method, self.rule = method, selection
@@ -121,17 +121,17 @@ class ModelKeeper:
         self.model: SelectedModel | None = None
 
     def copied(self, trees: Trees) -> Trees:
-        """A copy for later, because replaying the next round overwrites the trees."""
+        """Return a copy, because the replay of the next round overwrites the trees."""
         server, states = trees
         return tree_map(torch.clone, (server, states if self.reads_states else None))
 
     def rounds_ahead(self, trees: Trees, wanted: int) -> int:
-        """How many rounds may be replayed before their scores are read."""
+        """Return how many rounds may be replayed before their scores are read."""
         size = num_bytes([trees[0], trees[1] if self.reads_states else None])
         return max(1, min(wanted, MOST_COPIED // max(size, 1)))
 
     def offer(self, history: History, number: int, trees: Callable[[], Trees]) -> None:
-        """Look at the newest round, and keep its model where it is the best so far."""
+        """Check the newest round, and keep its model for clients for which it is the best."""
         better = self.improvements.of(history, number)
         if not better.any():
             return
@@ -141,7 +141,7 @@ class ModelKeeper:
         new = SelectedModel(
             np.full(clients, number),
             [tree] if isinstance(message, ToAll) else unstack(tree, clients),
-            # Real sites keep their states: a list is what an engine on this machine has.
+            # Real sites keep their states. An engine on this machine returns a list.
             tree_map(_kept, states) if self.reads_states and isinstance(states, list) else (),
         )
         if better.all():
@@ -150,25 +150,25 @@ class ModelKeeper:
             self.model = self.model.merged(new, better)
 
     def restore(self, history: History, exported: Tree) -> None:
-        """Continue from a checkpoint; an earlier version's has no model."""
+        """Continue from a checkpoint. Checkpoints of earlier versions contain no model."""
         for number in range(history.rounds):
             self.improvements.of(history, number)
         self.model = None if exported is None else SelectedModel.of_export(exported)
 
     def selected(self, history: History) -> SelectedModel | None:
-        """The model of the round that is selected; None where that one was not kept."""
+        """Return the model of the selected round, or None if it was not kept."""
         if self.model is None or (self.model.rounds != self.rule.rounds(history)).any():
             return None
         return self.model
 
 
 def _kept(leaf: Tensor) -> Tensor:
-    """A part of a private state for later; in main memory a step never overwrites its state."""
+    """Copy a part of a private state on a GPU. In main memory no step overwrites its state."""
     return leaf.clone() if leaf.is_cuda else leaf
 
 
 class _ReadTensors(TorchFunctionMode):
-    """Notes which tensors are given to an operation."""
+    """Record the tensors that are passed to any operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def write_model(
     """Write a model, and how it was made."""
     each = len(model.deployed) > 1
     content = encode(_named(model.deployed) if each else model.deployed[0])
-    (folder / CARD).unlink(missing_ok=True)  # of the same run when it was shorter
+    (folder / CARD).unlink(missing_ok=True)  # left over if the run was extended
     write_atomically(folder / "deployed.safetensors", content)
     if model.private:
         write_atomically(folder / "private.safetensors", encode_private(model.private))
@@ -221,7 +221,7 @@ def write_model(
 
 
 def described(config: RunConfig, method: Method, federation: Federation) -> dict[str, object]:
-    """The facts of a model that configuration, method and sizes of the data decide."""
+    """Return the facts of a model that follow from configuration, method and data sizes."""
     evaluate, deployed = config.evaluate or "deployed", method.scored_as()
     text = json.dumps(asdict(method), default=str)
     return {
@@ -233,7 +233,7 @@ def described(config: RunConfig, method: Method, federation: Federation) -> dict
         "net": type(method.net).__name__,
         "features": federation.features,
         "classes": federation.classes,
-        # TOML has no word for None: such keys are left out.
+        # TOML has no None, so such keys are omitted.
         "hyperparameters": json.loads(text, object_hook=_without_none),
         "versions": environment(),
         "wire": wire_of(method),
@@ -242,13 +242,13 @@ def described(config: RunConfig, method: Method, federation: Federation) -> dict
 
 
 def _measured(config: RunConfig) -> str:
-    """How the columns were measured; a run that divides one table itself has one owner."""
+    """Return how the columns were measured: "pooled" if the run itself partitions one table."""
     by_owner = (config.partition or "").startswith("column:")
     return (config.encoder or "federated") if by_owner else "pooled"
 
 
 def _data_facts(federation: Federation) -> list[dict[str, object]]:
-    """Counts and fingerprints of the clients' data; a server has none, and large files have one."""
+    """Return counts and fingerprints of the clients' data, or [] for a server or lazy graphs."""
     graphs = getattr(federation, "graphs", ())
     if isinstance(graphs, LazyGraphs) or not graphs:
         return []
@@ -270,12 +270,12 @@ def _named(trees: Sequence[Tree]) -> dict[str, Tree]:
 
 
 def encode_private(private: Sequence[Tree]) -> bytes:
-    """The content of `private.safetensors`."""
+    """Return the content of `private.safetensors`."""
     return encode(_named(private))
 
 
 def read_model(folder: Path) -> SelectedModel:
-    """A model that `write_model` wrote."""
+    """Read a model that `write_model` wrote."""
 
     def read(name: str, needed: bool) -> Tree:
         path = folder / f"{name}.safetensors"
@@ -288,7 +288,7 @@ def read_model(folder: Path) -> SelectedModel:
         deployed, picked = read("deployed", needed=True), about["round"]
         each = [deployed] if not about["one_per_client"] else list(deployed.values())
         rounds = [picked] * int(about["clients"]) if isinstance(picked, int) else picked
-        # A site adds its own to a model that was delivered without.
+        # A site adds its own private part to a model that was delivered without one.
         private = read("private", needed=about["private_parts"])
         own = () if private is None else list(private.values())
     except (OSError, KeyError, ValueError, AttributeError, WireError) as error:
@@ -298,10 +298,10 @@ def read_model(folder: Path) -> SelectedModel:
 
 
 def read_encoder(folder: Path) -> Encoder | None:
-    """The encoder of the tables that a model was trained on; None if it had no tables."""
+    """Read the encoder of the training tables, or None if the model was not trained on tables."""
     try:
         about = read_about(folder)
-        file = folder / "encoder.json"  # a site may have one beside a model without
+        file = folder / "encoder.json"  # a site may add one to a model without encoder
         if not about.get("encoder", False) and not file.exists():
             return None
         from atoll.data.own.encoder import Encoder

@@ -1,4 +1,4 @@
-"""A client that never trains: it is set apart, and scored with the global model."""
+"""A client that never trains: it is held out, and scored with the global model."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from atoll.experiment.model import SelectedModel
 from atoll.experiment.rounds import Run
 
 _PER_CLIENT = ("nodes", "edges", "graphs", "sets", "client_names")  # lists in `Federation.about`
-DRAWN = "drawn"  # in place of a client's name: one that the seed of the data draws
+DRAWN = "drawn"  # instead of a client's name: the data seed draws the client
 
 
 @dataclass(frozen=True)
 class FirstDay:
-    """What a new client gets: scores of the others' models on its test nodes (or graphs)."""
+    """The scores of the other clients' models on a new client's test nodes (or graphs)."""
 
-    client: str  # its name, or several where every seed drew its own
+    client: str  # its name, or several names if every seed drew its own
     tested: int  # its test nodes (or graphs) in the first seed
     task: str  # "node" or "graph"
     metrics: Mapping[str, Mapping[str, Any]]  # mean, std and per_seed, by the metric's name
-    models: int = 1  # the global one, or those of all clients, whose scores are averaged
+    models: int = 1  # 1 for the global model, or all clients' models, whose scores are averaged
 
     def sentence(self, metric: str) -> str:
-        """The result in plain words, the given metric first."""
+        """Return the result as a sentence, the given metric first."""
         model = "global model has"
         if self.models > 1:
             worst = 100 * self.metrics["worst_accuracy"]["mean"]
@@ -44,7 +44,7 @@ class FirstDay:
 
 
 def words(metrics: Mapping[str, Mapping[str, Any]], metric: str) -> str:
-    """`accuracy 78.1 ± 0.6, macro F1 70.0 ± 1.1 percent`, the given metric first."""
+    """Return `accuracy 78.1 ± 0.6, macro F1 70.0 ± 1.1 percent`, the given metric first."""
     found = []
     for name in dict.fromkeys((metric, "accuracy", "macro_f1")):
         if (one := metrics.get(name)) is not None:
@@ -54,7 +54,7 @@ def words(metrics: Mapping[str, Mapping[str, Any]], metric: str) -> str:
 
 
 def set_apart(federation: Federation, wanted: str, seed: int = 0) -> tuple[Federation, Federation]:
-    """The clients without one, given by its name or number or drawn, and that one alone."""
+    """Split off one client, by name, by number or drawn. Return the others, and this client."""
     names, count = federation.client_names, len(federation)
     if wanted == DRAWN and DRAWN not in names:
         wanted = names[np.random.default_rng([seed, count]).integers(count)]
@@ -76,7 +76,7 @@ def set_apart(federation: Federation, wanted: str, seed: int = 0) -> tuple[Feder
 
 
 def check_newcomer(method: Method, select: str, *, every: bool = False) -> None:
-    """Refuse a method that has no model for a new client, unless `every` client's is scored."""
+    """Refuse a method that has no model for a new client, unless `every` model is scored."""
     if not every and (kind := method.scored_as()) != "global":
         problem = f"{type(method).__name__} predicts with a {kind} model and has none for a client"
         hint = "choose a method with a global model: see `atoll methods`"
@@ -93,7 +93,7 @@ def check_kept(method: Method, select: str, what: str) -> None:
 
 
 def kept_model(run: Run) -> SelectedModel:
-    """A finished run's selected model, on the CPU."""
+    """Return a finished run's selected model, on the CPU."""
     kept = run.keeper.selected(run.history) if run.keeper else None
     assert kept is not None
     return SelectedModel.of_export(kept.export())
@@ -102,9 +102,9 @@ def kept_model(run: Run) -> SelectedModel:
 def scores_on(
     run: Run, model: SelectedModel, graph: Graph, place: int | None, chosen: Tensor
 ) -> dict[str, float]:
-    """Every metric of a client's model on chosen nodes (or graphs) of a graph with all its nodes.
+    """Return every metric of a client's model on chosen nodes (or graphs) of a complete graph.
 
-    `place` is that of the client whose model predicts; None takes the global one.
+    `place` is the client whose model predicts, or None for the global model.
     """
     method, classes = run.experiment.method, run.experiment.federation.classes
     graph = with_views(replace(graph, since=None, edge_since=None), method.views)
@@ -120,7 +120,7 @@ def scores_on(
 
 
 def seed_scores(run: Run, newcomer: Federation) -> dict[str, float]:
-    """Every metric on a new client's test nodes (or graphs), of the global or of all models."""
+    """Return every metric on a new client's test nodes, of the global model or of all models."""
     model, graph = kept_model(run), newcomer.graphs[0]
     if run.experiment.method.scored_as() == "global":
         return scores_on(run, model, graph, None, graph.test)
@@ -129,7 +129,7 @@ def seed_scores(run: Run, newcomer: Federation) -> dict[str, float]:
 
 
 def over_models(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Plain means over models, and the worst accuracy."""
+    """Return unweighted means over models, and the worst accuracy."""
     means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return {**means, "worst_accuracy": min(row["accuracy"] for row in rows)}
 
@@ -137,7 +137,7 @@ def over_models(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def first_day(
     newcomers: Sequence[Federation], seeds: Sequence[Mapping[str, float]], models: int = 1
 ) -> FirstDay:
-    """The result over all seeds, each with its newcomer."""
+    """Return the result over all seeds, each with its newcomer."""
     graph, table = newcomers[0].graphs[0], {k: [s[k] for s in seeds if k in s] for k in seeds[0]}
     means = {name: float(np.mean(values)) for name, values in table.items()}
     found = {k: {"mean": means[k], "std": spread(v), "per_seed": v} for k, v in table.items()}

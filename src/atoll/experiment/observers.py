@@ -1,7 +1,7 @@
-"""Observers of a run: their base class, several of them as one, and `progress.json`.
+"""Observers of a run: their base class, a combination of several, and `progress.json`.
 
 Other processes (`atoll watch`) read that file. It is small, replaced in one step, and written at
-most once a second, so that a run pays nothing for it. A full disk does not stop the run.
+most once a second, so it costs a run almost nothing. A full disk does not stop the run.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ POINTS = 120  # most points of the validation curve in the file
 
 
 class Observer:
-    """Is notified of a run's progress; this one ignores it all, and a subclass overrides some."""
+    """The base class of observers. It ignores all events, and subclasses override methods."""
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        """Before the first seed."""
+        """Handle the start, before the first seed."""
 
     def round(self, seed: int, history: History) -> None:
-        """After every round, or after several that were replayed together."""
+        """Handle a round, or several rounds that were replayed together."""
 
     def should_stop(self) -> bool:
-        """Whether to stop after this round."""
+        """Return whether to stop after this round."""
         return False
 
     def end(self, result: Result) -> None:
-        """After the last round, when everything is saved."""
+        """Handle the end, after everything is saved."""
 
 
 class Observers(Observer):
-    """Passes the events of a run on to several observers; the user's own (`first`) may stop it."""
+    """Pass the events of a run to several observers. Only the user's (`first`) may stop it."""
 
     def __init__(self, first: Observer | None, out: Path | None, logs: Sequence[Observer]) -> None:
         self.first = first or Observer()
@@ -70,12 +70,12 @@ class Observers(Observer):
 
     def end(self, result: Result) -> None:
         for one in self.all:
-            if isinstance(one, Observer):  # an object of the user's may have the other methods only
+            if isinstance(one, Observer):  # a user's object may lack this method
                 one.end(result)
 
 
 class Progress(Observer):
-    """Writes `progress.json` while a run trains."""
+    """Write `progress.json` while a run trains."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / PROGRESS
@@ -85,7 +85,7 @@ class Progress(Observer):
         self.now: tuple[int, History] | None = None
 
     def begin(self, config: RunConfig, engine: str, why: str, notes: list[str]) -> None:
-        self.config = config  # nothing to tell yet: a run that is refused now leaves no file
+        self.config = config  # no file yet, because a refused run must not leave one
 
     def round(self, seed: int, history: History) -> None:
         self.done[seed], self.now = history.rounds, (seed, history)
@@ -93,17 +93,17 @@ class Progress(Observer):
             self.write("running")
 
     def end(self, result: Result) -> None:
-        self.path.unlink(missing_ok=True)  # result.json says the rest
+        self.path.unlink(missing_ok=True)  # result.json replaces it
 
     def write(self, state: str) -> None:
-        """Replace the file; the state is "running" or "stopped"."""
+        """Replace the file. The state is "running" or "stopped"."""
         if self.now is None:
             return
         (seed, history), config = self.now, self.config
         curve = self.curves.setdefault(seed, [])  # validation scores of the rounds so far
         curve += validation_curve(history, config, len(curve)).tolist()
         known = [value for value in curve if not np.isnan(value)]
-        # From the end, so that the newest point is always there.
+        # From the end, so that the newest point is always included.
         thin = curve[::-1][:: -(-len(curve) // POINTS)][::-1]
         rounds = config.rounds or 0
         # An earlier run finished the seeds before the first one here.
@@ -130,7 +130,7 @@ class Progress(Observer):
             "best_round": curve.index(max(known)) + 1 if known else None,
         }
         new = self.path.with_name(f".{PROGRESS}.{os.getpid()}")
-        # Without the flush to the disk of `write_atomically`, which takes longer than a round.
+        # Without the `fsync` of `write_atomically`, which takes longer than a round.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             new.write_text(json.dumps(content), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Predictions of a finished run's model for new data: a separate graph, or new nodes of the old.
+"""Predictions of a finished run's model: for a separate graph, or for new nodes of the old graph.
 
 The run's engine computes with the model of the selected round, so that old nodes get the logits
-that they had in training, bit for bit. A graph that is too large for one piece is cut into blocks
-of nodes, each with all nodes that its predictions look at.
+of their training, bit for bit. A graph that is too large for memory is cut into blocks of nodes,
+each with all nodes that its predictions depend on.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from atoll.experiment.problem import Data
 from atoll.experiment.protocols import protocol
 from atoll.experiment.threshold import Threshold
 
-BLOCK = 1 << 16  # nodes of a block where a graph does not fit in one piece
-EDGE_BYTES = 150  # of memory for an edge of a graph that is predicted in one piece, at most
+BLOCK = 1 << 16  # nodes of a block if a graph does not fit into memory
+EDGE_BYTES = 150  # most bytes of memory per edge of a graph that is predicted as a whole
 OWN = "a client keeps its predictions: this reply never leaves it"
 
 
 @record
 class Logits:
-    """A client's logits, (rows, C); zero behind its last node or graph."""
+    """A client's logits, (rows, C). Rows after its last node or graph are zero."""
 
     logits: Tensor
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts with a method, on the clients of an engine."""
+    """Predict with a method, on the clients of an engine."""
 
     method: Method
     rows: int  # of every reply, because replies are stacked
@@ -71,7 +71,7 @@ class Predictor:
 
     @client_step(keeps_state=True, discloses={"logits": OWN})
     def predict(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Logits:
-        """Logits of all nodes, or graphs, without dropout."""
+        """Return the logits of all nodes, or graphs, without dropout."""
         found = graph.at_roots(self.method.predict(graph, message, state))
         return Logits(functional.pad(found, (0, 0, 0, self.rows - found.shape[0])))
 
@@ -82,7 +82,7 @@ class Part:
 
     client: str
     graph: Graph
-    rows: np.ndarray  # of the graph's logits that are wanted
+    rows: np.ndarray  # the requested rows of the graph's logits
     places: np.ndarray  # of these rows among all predictions
 
 
@@ -101,7 +101,7 @@ class Trained:
 
     @classmethod
     def of(cls, folder: Path, seed: int | None, device: str, method: Method | None) -> Trained:
-        """Read a run's model; refuse a method that is bound to its training graph."""
+        """Read a run's model. Refuse a method that is bound to its training graph."""
         run = RunFolder(folder)
         config, number = run.config, run.config.seed if seed is None else seed
         model = run.model(number)
@@ -124,7 +124,7 @@ class Trained:
         device: str,
         method: Method | None = None,
     ) -> Trained:
-        """A model with its method, built anew unless it is given as an object."""
+        """Make a model with its method, which is built again unless it is given as an object."""
         if method is None:
             if "method" in config.objects:
                 hint = "give the same object: result.predict(data, method=...)"
@@ -144,7 +144,7 @@ class Trained:
 
     @property
     def names(self) -> list[str]:
-        """The clients' names, or their numbers."""
+        """The names of the clients, or their numbers."""
         return list(map(str, self.about.get("client_names", range(len(self.model.rounds)))))
 
     @property
@@ -154,11 +154,11 @@ class Trained:
 
     @property
     def is_global(self) -> bool:
-        """Whether there is one model that serves any client."""
+        """Whether one model serves any client."""
         return self.method.scored_as() == "global" and len(self.model.deployed) == 1
 
     def place(self, client: str) -> int | None:
-        """A client's place in the training; None if it never trained and gets the global model."""
+        """Return a client's position in training, or None if it gets the global model."""
         if client in self.names:
             return self.names.index(client)
         if not self.is_global:
@@ -169,7 +169,7 @@ class Trained:
         return None
 
     def note_strangers(self, owner: np.ndarray) -> None:
-        """Note the clients that training did not know: a name may have a typing error."""
+        """Add a note about clients that training did not know: a name may be misspelled."""
         names, counts = np.unique(owner, return_counts=True)
         found = dict(zip(names.tolist(), counts.tolist(), strict=True))
         new = {name: n for name, n in found.items() if name and name not in self.names}
@@ -179,7 +179,7 @@ class Trained:
             self.notes.append(f"training did not know the clients {listed}: they get {got}")
 
     def alert(self, threshold: float | None) -> Alert | None:
-        """When a prediction is an alert: by this threshold, or by the run's own if it has one."""
+        """Return the rule for alerts, from this threshold or from the run's own."""
         known, classes = Threshold.of(self.about), len(self.classes)
         if threshold is None:
             return None if known is None else Alert(known.positive, known.value)
@@ -187,20 +187,20 @@ class Trained:
             raise ConfigError(f"--threshold is {threshold:g}; give a probability from 0 to 1")
         if known is None and classes != 2:
             why = f"the model has {classes} classes and no threshold to replace"
-            raise ConfigError(f"--threshold is for models of two classes, but {why}; leave it out")
+            raise ConfigError(f"--threshold is for models of two classes, but {why}; remove it")
         wanted = self.config.positive
         second = 1 if wanted is None else self.classes.index(wanted)
         return Alert(second if known is None else known.positive, threshold)
 
     @property
     def preparations(self) -> tuple[str, ...]:
-        """The changes of a graph before training, but for those that would leave out new nodes."""
+        """The changes of a graph before training, except those that would remove new nodes."""
         names = protocol(self.config.protocol).prepare
-        names = ("undirected",) if self.about.get("site") else names  # all that a site does
+        names = ("undirected",) if self.about.get("site") else names  # a site uses no other
         return tuple(name for name in names if name != "largest-component")
 
     def old_clients(self, count: int) -> list[np.ndarray]:
-        """The old nodes of each client; refuses data that changed, and nodes without a client."""
+        """Return the old nodes of each client. Refuse changed data and nodes without a client."""
         if self.about.get("site"):
             return [np.arange(count)]
         found = RunFolder(self.path).partition(self.seed)
@@ -211,13 +211,13 @@ class Trained:
         return found
 
     def check_width(self, found: int, name: str) -> None:
-        """Refuse data with more or fewer features."""
+        """Refuse data with another number of features."""
         if found != self.method.net.features:
             has = f"has {found} features, and the model was trained on {self.method.net.features}"
-            raise DataError(f"'{name}' {has}; give data like those of the training")
+            raise DataError(f"'{name}' {has}; give data like the training data")
 
     def logits(self, parts: Sequence[Part], engine: str | None = None) -> list[np.ndarray]:
-        """The wanted logits of each part, all computed by the run's engine."""
+        """Return the requested logits of each part, computed by the run's engine."""
         graphs, method = tuple(part.graph for part in parts), self.method
         trees = [self.model.of_client(self.place(part.client)) for part in parts]
         message: Message = ToAll(self._there(trees[0][0]))
@@ -260,15 +260,15 @@ def predict(
 
     Args:
         folder: The run's folder.
-        data: A folder of tables like those of the training, or other data with equally many
-            features: a name, a file of a federation, or an object of Python.
-        joined: The tables hold new nodes of the training graph, and edges that may name old nodes.
-            Otherwise they are a separate graph, and every edge joins two of its nodes.
-        client: The owner of all new nodes; by default their owner column or folder names it.
-        seed: Of the run; by default its first.
+        data: A folder of tables like the training tables, or other data with the same number of
+            features: a name, a federation file, or a Python object.
+        joined: The tables contain new nodes of the training graph, and their edges may name old
+            nodes. Otherwise they are a separate graph, and every edge joins two of its nodes.
+        client: The owner of all new nodes. By default their owner column or folder names it.
+        seed: A seed of the run. The default is its first seed.
         device: "auto", "cpu" or "cuda".
-        block: Nodes that are predicted at a time; by default all that fit into memory.
-        threshold: Alert from this probability of the positive class on; by default the run's own.
+        block: Nodes that are predicted at a time. By default as many as fit into memory.
+        threshold: Least probability of the positive class for an alert. By default the run's own.
         method: The method object of a run that was started with one.
     """
     trained = Trained.of(Path(folder), seed, device, method)
@@ -287,12 +287,12 @@ def predict_with(
     block: int | None = None,
     threshold: float | None = None,
 ) -> Predictions:
-    """Predict with a model that was read; the arguments are those of `predict`."""
+    """Predict with a loaded model. The arguments are the same as in `predict`."""
     alert = trained.alert(threshold)
     found, start, notes = load_data(trained, data, client, joined=joined)
     if not isinstance(found, Source):
         if joined or block:
-            raise ConfigError("joined and block are for one graph; leave them out")
+            raise ConfigError("joined and block are for one graph; remove them")
         return replace(_predict_clients(trained, found, client), alert=alert)
     found, owner = prepare(trained, found, start, client)
     logits = _in_pieces(trained, found, owner, start, block)
@@ -305,11 +305,11 @@ def predict_with(
 def prepare(
     trained: Trained, source: Source, start: int, client: str | None
 ) -> tuple[Source, np.ndarray]:
-    """A graph as training would see it, and the client of each node."""
+    """Prepare a graph as for training, and return the client of each node."""
     trained.check_width(source.num_features, source.name)
     if source.classes > trained.method.net.classes:
         has = f"'{source.name}' has {source.classes} classes, more than training saw"
-        raise DataError(f"{has} ({trained.method.net.classes}); leave the others out")
+        raise DataError(f"{has} ({trained.method.net.classes}); remove the others")
     owner = _owners(trained, source, start, client)
     for name in trained.preparations:
         source = PREPARATIONS[name](source)
@@ -319,7 +319,7 @@ def prepare(
 def load_data(
     trained: Trained, data: str | Path | Data, client: str | None, *, joined: bool
 ) -> tuple[Data, int, tuple[str, ...]]:
-    """The new data, the number of old nodes before the new ones, and the loader's notes."""
+    """Return the new data, the number of old nodes before the new ones, and the loader's notes."""
     config, encoder = trained.config, trained.encoder
     if not isinstance(data, str | Path):
         if isinstance(data, Source) and data.encoder != encoder:
@@ -333,7 +333,7 @@ def load_data(
         return load_federation(name), 0, ()
     if encoder is None:
         if joined:
-            raise ConfigError("--joined needs a run on tables of your own, with ids; leave it out")
+            raise ConfigError("--joined needs a run on tables of your own, with ids; remove it")
         if is_own(name) and Path(name).suffix not in (".pt", ".pth"):  # tensors need no encoder
             why = "its data were no tables, or an earlier version or a federation made it"
             problem = f"the run in '{trained.path}' has no encoder ({why})"
@@ -355,7 +355,7 @@ def load_data(
 
 
 def _owners(trained: Trained, source: Source, start: int, client: str | None) -> np.ndarray:
-    """The client of each node; an old node keeps its client."""
+    """Return the client of each node. An old node keeps its client."""
     column = (trained.config.partition or "").removeprefix("column:")
     owner = np.full(source.num_nodes, client or "", dtype=object)
     if (known := source.columns.get(column)) is not None:
@@ -373,20 +373,20 @@ def _owners(trained: Trained, source: Source, start: int, client: str | None) ->
 def _in_pieces(
     trained: Trained, source: Source, owner: np.ndarray, start: int, block: int | None
 ) -> np.ndarray:
-    """The logits of all nodes from `start` on, in one piece or in blocks of nodes."""
+    """Return the logits of all nodes from `start` on, computed as a whole or in blocks."""
     logits = torch.zeros(source.num_nodes - start, trained.method.net.classes).numpy()
     reach, names = trained.method.reach, np.unique(owner[start:])
     for name in names:
-        trained.place(name)  # refuse a client without a model before anything is computed
+        trained.place(name)  # refuse a client without a model before any computation
     if block is None:
         fits = EDGE_BYTES * source.edges.shape[1] < available_memory() / 2
         block = 0 if fits or reach is None else BLOCK
     if block and reach is None:
         looks = f"{trained.config.method} looks at the whole graph at once"
-        raise ConfigError(f"{looks}, so that it cannot predict in blocks; leave --block out")
+        raise ConfigError(f"{looks}, so that it cannot predict in blocks; remove --block")
     found = _client_sources(source, owner, names)
     if block:
-        hops = (reach or 0) + 1  # the degrees of the last nodes that it looks at count, too
+        hops = (reach or 0) + 1  # one more, because the degrees of the last nodes matter, too
         for one in found:
             for piece in _blocks(*one, start, block, hops):
                 logits[piece.places] = trained.logits([piece], engine="serial")[0]
@@ -400,7 +400,7 @@ def _in_pieces(
 def _client_sources(
     source: Source, owner: np.ndarray, names: np.ndarray
 ) -> Iterator[tuple[str, Source, np.ndarray]]:
-    """The name, the nodes and edges, and the nodes' numbers of each client with new nodes."""
+    """Yield the name, the nodes and edges, and the node numbers of each client with new nodes."""
     cut = None if len(names) == 1 and (owner == names[0]).all() else InducedSubgraphs(source)
     for name in names:
         ids = np.flatnonzero(owner == name)
@@ -408,7 +408,7 @@ def _client_sources(
 
 
 def _whole(client: str, part: Source, ids: np.ndarray, start: int) -> Part:
-    """All nodes of a client, in one piece."""
+    """Return all nodes of a client as one part."""
     rows = np.flatnonzero(ids >= start)
     graph = graph_of(part, ids, np.full(len(ids), UNUSED))
     return Part(client, graph, rows, ids[rows] - start)
@@ -417,7 +417,7 @@ def _whole(client: str, part: Source, ids: np.ndarray, start: int) -> Part:
 def _blocks(
     client: str, part: Source, ids: np.ndarray, start: int, size: int, hops: int
 ) -> Iterator[Part]:
-    """Some new nodes at a time, with all nodes that are at most `hops` edges before them."""
+    """Yield blocks of new nodes, each with all nodes that are at most `hops` edges before them."""
     before, cut, new = edges_before(part), InducedSubgraphs(part), np.flatnonzero(ids >= start)
     for first in range(0, len(new), size):
         own = new[first : first + size]
@@ -427,13 +427,13 @@ def _blocks(
 
 
 def edges_before(part: Source) -> sp.csr_array:
-    """A row for each node, with the nodes that an edge joins to it."""
+    """Return a matrix with a row for each node: the nodes with an edge to it."""
     size, (begins, ends) = part.num_nodes, part.edges
     return sp.csr_array((np.ones(len(ends), np.int8), (ends, begins)), shape=(size, size))
 
 
 def near(before: sp.csr_array, nodes: np.ndarray, hops: int) -> np.ndarray:
-    """Some nodes and all that are at most so many edges before them, in ascending order."""
+    """Return nodes and all nodes that are at most `hops` edges before them, in ascending order."""
     seen = np.zeros(before.shape[0], dtype=bool)
     seen[nodes] = True
     for _ in range(hops):
@@ -446,7 +446,7 @@ def near(before: sp.csr_array, nodes: np.ndarray, hops: int) -> np.ndarray:
 def _predict_clients(
     trained: Trained, data: Federation | GraphSet | GraphGroup, client: str | None
 ) -> Predictions:
-    """Predict all nodes of the clients of divided data, or the graphs of a set."""
+    """Predict all nodes of the clients of partitioned data, or the graphs of a set."""
     graphs, names = list[Graph](), list[str]()
     if isinstance(data, Federation):
         graphs, names = list(data.graphs), list(data.about.get("client_names", ()))

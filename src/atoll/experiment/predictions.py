@@ -1,4 +1,4 @@
-"""Predictions of a model: classes, probabilities and alerts, and the table that they become."""
+"""Predictions of a model: classes, probabilities, alerts, and their table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.core.files import write_atomically
 
 
 class Alert(NamedTuple):
-    """A prediction is an alert where the probability of a class is at least the threshold."""
+    """A prediction is an alert if the probability of a class is at least the threshold."""
 
     positive: int  # the number of the class
     threshold: float
@@ -23,10 +23,10 @@ class Alert(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The model's answer for each new node (or graph), in the order of the new data."""
+    """The model's predictions for new nodes (or graphs), in the order of the new data."""
 
     ids: np.ndarray
-    clients: np.ndarray  # the owner of each; "" where the new data name none
+    clients: np.ndarray  # the owner of each, or "" if the new data name no owner
     logits: np.ndarray  # (N, C)
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()  # sentences about the new data
@@ -39,12 +39,12 @@ class Predictions:
 
     @property
     def labels(self) -> np.ndarray:
-        """The name of the likeliest class, (N,)."""
+        """The name of the most likely class, (N,)."""
         return np.asarray(np.array(self.classes)[self.logits.argmax(-1)])
 
     @property
     def alerts(self) -> np.ndarray | None:
-        """Whether each is an alert, (N,) bool; None without a threshold."""
+        """Whether each prediction is an alert, (N,) bool, or None without a threshold."""
         if self.alert is None:
             return None
         return np.asarray(self.probabilities[:, self.alert.positive] >= self.alert.threshold)

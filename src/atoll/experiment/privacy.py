@@ -2,9 +2,9 @@
 
 The accountant is Google's (`dp-accounting`). A client's releases are Gaussian mechanisms: k of them
 with multiplier z reveal as much as one with z / √k, whose epsilon at a given delta is known
-exactly. Neighbours are two federations, in one of which a client's updates are all zero. The seed
-decides which clients take part in a round, so the draw counts as known: a client is charged for its
-rounds, and no amplification by sampling is claimed.
+exactly. Two federations are neighbours if they are equal, but in one of them a client's updates are
+all zero. The seed determines which clients take part in a round, so the draw counts as known: a
+client is charged for its rounds, and no amplification by sampling is claimed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "write --dp clip=1,noise=1.1,delta=1e-5"
 MOST = 1e12
-"""The largest clip and noise: their product and its square stay far below the largest number."""
+"""The largest clip and noise: their product and its square cannot overflow."""
 ADJACENCY = "one client's updates are all zero (zero-out)"
-SAMPLING = "who is drawn is taken as known; the client drawn most often; no amplification"
+SAMPLING = "the draw counts as known; for the client drawn most often; no amplification"
 
 
 class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,21 +40,21 @@ class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     clip: float  # C, the largest norm of one client's update
     noise: float  # z: every client adds noise of standard deviation z C to each parameter
     delta: float = 1e-5  # the probability that epsilon does not hold
-    # Sites tell the server their scores, in the clear and outside epsilon, or keep them in a file.
-    # In a simulation scores are the experimenter's.
+    # Sites send their scores to the server, in the clear and outside epsilon, or keep them in a
+    # file. In a simulation the experimenter has the scores.
     scores: Literal["kept", "told"] = "kept"
-    # The source of a site's noise: the site, so that no other party can take it off again, or the
-    # seed, as in a simulation, which protects no site: for tests.
+    # The source of a site's noise: the site, so that no other party can remove it, or the seed,
+    # as in a simulation. The seed protects no site and is for tests.
     randomness: Literal["site", "seed"] = "site"
 
 
 def keeps_scores(privacy: PrivacyConfig | None) -> bool:
-    """Whether scores and sizes stay at the sites."""
+    """Return whether scores and sizes stay at the sites."""
     return privacy is not None and privacy.scores == "kept"
 
 
 def parse_privacy(text: str) -> dict[str, Any]:
-    """`clip=1,noise=1.1,delta=1e-5` as plain values."""
+    """Parse `clip=1,noise=1.1,delta=1e-5` to plain values."""
     found: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -69,7 +69,7 @@ def parse_privacy(text: str) -> dict[str, Any]:
 
 
 def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
-    """The options, checked."""
+    """Make and check the options."""
     plain = parse_privacy(given) if isinstance(given, str) else dict(given)
     for key in ("clip", "noise"):
         if key not in plain:
@@ -88,14 +88,14 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
 
 
 def need_accountant() -> None:
-    """Raise one sentence where the extra is missing."""
+    """Raise a one-sentence error if the extra is not installed."""
     if find_spec("dp_accounting") is None:
         problem = "differential privacy is accounted for by dp-accounting, which is not installed"
         raise ConfigError(f"{problem}: pip install 'atoll-fgl[privacy]'")
 
 
 def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
-    """The method, with clipped and noised updates if the user wants that."""
+    """Return the method, with clipped and noised updates if `privacy` is given."""
     if privacy is None:
         return method
     need_accountant()
@@ -103,7 +103,7 @@ def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
 
 
 def epsilon(precision: float, delta: float) -> float:
-    """Epsilon of Gaussian releases whose 1/z² add up to `precision`; infinite without noise."""
+    """Return epsilon of Gaussian releases with a sum of 1/z² of `precision`: inf without noise."""
     if precision in (0, math.inf):
         return float(precision)
     import dp_accounting
@@ -112,8 +112,8 @@ def epsilon(precision: float, delta: float) -> float:
 
 
 def release(noise: float) -> float:
-    """What one release adds to `precision`."""
-    return 1 / noise**2 if noise**2 else math.inf  # the square of very little is 0
+    """Return the amount that one release adds to `precision`."""
+    return 1 / noise**2 if noise**2 else math.inf  # the square of a tiny number is 0
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,15 @@ class Spent:
     """The privacy that clients spent."""
 
     releases: int  # of the client that sent most
-    least: int  # clients of a round
+    least: int  # fewest clients of a round
     server: float  # epsilon; the server sees every update
-    # Epsilon of all other parties, which see the models. Another site knows its own noise, and is
-    # left with the noise of the others.
+    # Epsilon of all other parties, which see only the models. Another site knows its own noise, so
+    # only the noise of the others protects against it.
     peers: float
 
 
 def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
-    """The privacy spent by what crossed, in all these ledgers together."""
+    """Return the privacy that the traffic in all these ledgers spent together."""
     sent = [e for ledger in ledgers for e in ledger.entries if e.step == "train" and e.up]
     clients = max((entry.runs[-1][1] for entry in sent), default=1)
     releases, shares = np.zeros(clients, dtype=np.int64), np.zeros(clients)
@@ -146,10 +146,10 @@ def spent(noise: float, delta: float, ledgers: Sequence[Ledger]) -> Spent:
 def site_report(
     privacy: PrivacyConfig | None, sent: Sequence[float], total: float, delta: float
 ) -> dict[str, Any] | None:
-    """A site's own report on a run, by the noise of each update on its account; None without.
+    """Return a site's report on a run from the noise of its updates, or None without privacy.
 
-    `total` is the precision of all its runs: a server may ask under another run's name. It is
-    infinite if other updates left without noise. `delta` is the largest that the owner allows.
+    `total` is the precision of all its runs, because a server may ask under another run's name. It
+    is infinite if other updates left without noise. `delta` is the largest that the owner allows.
     """
     if privacy is None:
         return None
@@ -176,10 +176,10 @@ def site_report(
 def privacy_report(
     config: RunConfig, ledgers: Sequence[Ledger], clients: int, *, federated: bool = False
 ) -> dict[str, Any] | None:
-    """A result's report on privacy, in plain values; None without differential privacy.
+    """Return a result's privacy report in plain values, or None without differential privacy.
 
-    An infinite epsilon is None. Where real sites ran (`federated`), all seeds used the same data,
-    so they add up. Of a simulation's seeds each stands for itself, and the worst counts.
+    An infinite epsilon is None. On real sites (`federated`), all seeds used the same data, so
+    their costs add up. In a simulation each seed counts separately, and the worst is reported.
     """
     if (privacy := config.dp) is None:
         return None
@@ -194,11 +194,11 @@ def privacy_report(
             "(randomness=seed is for tests)"
         )
     elif math.isinf(server):
-        says = "epsilon is infinite: without noise, clipping alone hides nothing"
+        says = "epsilon is infinite: without noise, clipping hides nothing"
     else:
         says = (
-            f"epsilon {server:.3g} against the server, {peers:.3g} against those who see the "
-            f"models alone, at delta {privacy.delta:g}, for what training sends (clip "
+            f"epsilon {server:.3g} against the server, {peers:.3g} against parties that see "
+            f"only the models, at delta {privacy.delta:g}, for what training sends (clip "
             f"{privacy.clip:g}, noise {privacy.noise:g}, {found.releases} updates of the client "
             "that sent most)"
         )

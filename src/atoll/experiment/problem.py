@@ -1,4 +1,4 @@
-"""A problem: source, partition and split of a run, resolved once, with a cache of its clients."""
+"""The data of a run: source, partition and split, resolved once, with a cache of its clients."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from atoll.experiment.newcomer import set_apart
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.unseen import all_tested, part_unseen
 
-NEARLY = 0.75  # mean share of a client's most frequent class from which on a score says little
+NEARLY = 0.75  # mean share of a client's most frequent class above which a score means little
 TRAINING = (
     *("method", "rounds", "epochs", "fraction", "seeds", "seed", "engine", "device", "chunk"),
     *("set", "compat", "evaluate", "objects", "metric", "positive", "class_weights", "loss"),
     "threshold",
 )
-"""What no federation depends on; every other option, also a future one, distinguishes two."""
-UNEVEN = 1e3  # how far the scales of two feature columns may be apart without a warning
-CONFIG = "config"  # among the facts about cached clients: what the data decided
-SHARE = 4  # federations are kept in at most the free memory divided by this
-_LOADING = Lock()  # threads that divide data for several seeds load them once
-Data = Source | GraphSet | GraphGroup | Federation  # data that Python may give in place of a name
+"""Options that no federation depends on. All other options, also future ones, matter."""
+UNEVEN = 1e3  # largest ratio of the scales of two feature columns without a warning
+CONFIG = "config"  # key of the choices that the data determined, in cached clients
+SHARE = 4  # federations are cached in at most the free memory divided by this
+_LOADING = Lock()  # so that threads for several seeds load the data only once
+Data = Source | GraphSet | GraphGroup | Federation  # Python objects instead of a name
 
 
 def task_of_object(data: Data | None) -> str | None:
-    """What is classified in data that Python gave; None if a name was given."""
+    """Return the task of a data object, or None if the data are given by name."""
     if isinstance(data, Federation):
         return data.task.name
     if data is None:
@@ -66,7 +66,7 @@ class Division:
 
     federation: Federation
     notes: list[str]  # of the loader
-    config: RunConfig  # with every choice named; the data may decide how they are divided
+    config: RunConfig  # with every choice named; the data may determine the partition
     newcomer: Federation | None = None  # a client that never trains
     whole: Federation | None = None  # the clients with nodes that arrive after training
 
@@ -78,29 +78,29 @@ class Problem:
     given: RunConfig  # by the user
     config: RunConfig  # completed by the protocol
     rules: Protocol
-    data: Data | None = None  # an object in place of a name
+    data: Data | None = None  # an object instead of a name
     clock: Clock = OFF
 
     @classmethod
     def of(cls, given: RunConfig, data: Data | None = None, clock: Clock = OFF) -> Problem:
-        """Resolve a configuration; no data are loaded yet."""
+        """Resolve a configuration. No data are loaded yet."""
         return cls(given, *resolve(given, task_of_object(data)), data, clock)
 
     @property
     def divided(self) -> Header | None:
-        """The header of data that are a federation in one file; else None."""
+        """The header of a federation file, or None for other data."""
         return data_header(self.config) if self.data is None else None
 
     def seed_of_data(self, seed: int) -> int:
-        """The seed of partition and split in a run with this seed."""
+        """Return the seed of partition and split in a run with this seed."""
         return seed if self.rules.data_seed is None else self.rules.data_seed
 
     def federation(self, seed: int) -> Federation:
-        """The clients of one seed."""
+        """Return the clients of one seed."""
         return self.divide(seed).federation
 
     def divide(self, seed: int) -> Division:
-        """The clients of one seed, with notes and the completed configuration."""
+        """Return the clients of one seed, with notes and the completed configuration."""
         made, name = self._divide(seed), self.config.held_out_client
         federation, newcomer = made.federation, None
         if name is not None:
@@ -134,12 +134,12 @@ class Problem:
 
     @property
     def cache(self) -> Cache | None:
-        """Where clients of these data are kept: nowhere if they are the user's own."""
+        """Return the cache for the clients of these data, or None for the user's own data."""
         users = self.data is not None or is_own(self.config.data)
         return None if users else Cache.of_environment()
 
     def _key(self, seed: int, cache: Cache) -> str:
-        """The key of the clients of a seed, by the data's content and every option that counts."""
+        """Return the cache key of a seed's clients, from the data and all relevant options."""
         data, root = self.config.data, self.config.data_root
         raw = "" if built_in(data) else cache.hash_of(homes_of_data(data, root))
         plain = {"data_root": None, "from_run": None, "held_out_client": None, "dp": None}
@@ -152,7 +152,7 @@ class Problem:
         with self.clock.stage("loading"):
             source, notes = (data, []) if data is not None else self.load(seed)
         if not isinstance(source, Source):
-            # A group divides itself; a wish of the user must be refused then, not overruled.
+            # A group determines its own partition, so refuse a user's choice of another one.
             wishes = self.given if isinstance(source, GraphGroup) else config
             clients, partition = wishes.clients, wishes.partition
             if "undirected" in self.rules.prepare:
@@ -173,19 +173,19 @@ class Problem:
         known = {}
         if not isinstance(source, Source):
             known["partition"] = federation.about["partition"]
-        if data is not None or not isinstance(source, Source):  # these may know their clients
+        if data is not None or not isinstance(source, Source):  # these may name their clients
             known["clients"] = len(federation)
         return Division(federation, notes, msgspec.structs.replace(config, **known))
 
     def undivided(self, seed: int) -> Source | None:
-        """The graph that `divide` divides; None for a set of graphs, and for divided data."""
+        """Return the graph that `divide` partitions, or None for graph sets and federations."""
         if isinstance(self.data, Federation) or self.divided is not None:
             return None
         source = self.load(seed)[0] if self.data is None else self.data
         return self.prepare(source)[0] if isinstance(source, Source) else None
 
     def load(self, seed: int) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
-        """The named data, undivided, and the loader's notes."""
+        """Return the named data before partitioning, and the loader's notes."""
         # Only built-in data depend on the seed.
         again = self.config.seeds == 1 or built_in(self.config.data)
         if again:
@@ -207,10 +207,10 @@ class Problem:
                 hint = "give the folder of a finished run"
                 raise ConfigError(f"'{config.from_run}' holds no model to start from; {hint}")
             encoder = read_encoder(models[0])
-        # One table that the run itself divides has one owner, who measures all rows.
+        # If the run itself partitions one table, its single owner measures all rows.
         divided = not (self.given.partition or "column:").startswith("column:")
         if divided and config.encoder == "local":
-            hint = "leave out --partition, or --encoder"
+            hint = "remove --partition, or --encoder"
             raise ConfigError(f"--encoder local needs clients that the tables name; {hint}")
         measure = config.encoder or "federated"
         return load(
@@ -226,7 +226,7 @@ class Problem:
         )
 
     def prepare(self, source: Source) -> tuple[Source, RunConfig]:
-        """One graph as the protocol wants it, and the configuration with its owners' partition."""
+        """Prepare one graph by the protocol. Return it, and the configuration with its owners."""
         config = with_own_partition(self.config, source, self.given)
         for name in self.rules.prepare:
             source = PREPARATIONS[name](source)
@@ -234,18 +234,18 @@ class Problem:
 
 
 class Settled(msgspec.Struct, forbid_unknown_fields=True):
-    """The options that the data decide: no other one is taken from the cache."""
+    """The options that the data determine. Only these are read from the cache."""
 
     partition: str | None
     clients: int | None
 
 
 Divide = Callable[[Problem, int], Division]
-"""Makes the clients of one seed, as `Problem.divide` does."""
+"""A function that makes the clients of one seed, such as `Problem.divide`."""
 
 
 def _cached(config: RunConfig, path: Path) -> Division:
-    """Clients from the cache, in memory of their own: the entry may be deleted at any time."""
+    """Load clients from the cache into memory, because the entry may be deleted at any time."""
     found = load_federation(path)
     about, graphs = dict(found.about), tree_map(torch.clone, tuple(found.graphs))
     known: Settled = msgspec.convert(about.pop(CONFIG), Settled)
@@ -256,13 +256,13 @@ def _cached(config: RunConfig, path: Path) -> Division:
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
-    """A federation from its file, and a human-readable sentence on its origin."""
+    """Load a federation from its file. Return it, and a sentence on its origin."""
     path, needed, free = config.data, memory_needed(config.data), available_memory()
     keys = ("partition", "split", "seed", "protocol", "sha1")
     known = [f"{key} {header.about[key]}" for key in keys if header.about.get(key) is not None]
     notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
     if config.seeds > 1:
-        notes.append("every seed trains the same clients with the same split, those of the file")
+        notes.append("every seed trains the same clients with the same split, from the file")
     if lazy := needed > free / 2:
         notes.append(
             f"clients are read when they are needed: at once they would take about "
@@ -272,7 +272,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
 
 
 def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
-    """Divide data as a run with this configuration would, and write the clients into one file."""
+    """Partition data as a run with this configuration would, and write the clients to a file."""
     if data_header(given) is not None:
         raise ConfigError(f"'{given.data}' is divided already; give data that are not")
     out = new_file(out)
@@ -295,7 +295,7 @@ def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
 def nearly_single_class(
     federation: Federation, metric: str = "accuracy", positive: int = 1
 ) -> list[str]:
-    """A warning where a client's most frequent class is most of what it has; else nothing."""
+    """Return a warning if clients' most frequent classes dominate, otherwise an empty list."""
     if isinstance(federation.graphs, LazyGraphs):
         return []  # reading every client would take long
     shares, every = [], torch.zeros(federation.classes)
@@ -321,12 +321,12 @@ def nearly_single_class(
 
 
 def uneven_features(federation: Federation) -> list[str]:
-    """A warning where the largest values of two feature columns differ by 1e3; else nothing."""
+    """Return a warning if the largest values of two columns differ by 1e3, otherwise []."""
     largest = torch.zeros(federation.features)
     if isinstance(federation.graphs, LazyGraphs):
         return []
     for graph in federation.graphs:
-        if not isinstance(graph.x, Tensor):  # words of a text
+        if not isinstance(graph.x, Tensor):  # sparse features are words of a text
             return []
         largest = torch.maximum(largest, graph.x.abs().amax(0).float())
     known = largest[largest > 0]
@@ -340,42 +340,42 @@ def uneven_features(federation: Federation) -> list[str]:
 
 
 def need_one_graph(federation: Federation) -> None:
-    """Refuse clients with many graphs each, for commands that look at nodes."""
+    """Refuse clients with many graphs each, for commands that need one graph."""
     if federation.task.many_graphs:
         why = "is a set of graphs with one label each; this command needs one graph"
         raise ConfigError(f"'{federation.name}' {why}: see `atoll datasets`")
 
 
 class FederationCache:
-    """The federations of several runs, each loaded and divided once.
+    """A cache of the federations of several runs, each loaded and partitioned once.
 
-    When the memory is full, other data and partitions make room, the oldest first; other seeds of
-    the same do not, because runs that go through all seeds in turn would never find one again.
-    The limit is in bytes; None takes a share of the free memory. `make` may be a function around
+    When the memory is full, the oldest entries with other data or partitions are evicted. Other
+    seeds of the same data are kept, because runs that cycle through all seeds would always miss.
+    The limit is in bytes. None takes a share of the free memory. `make` may be a function around
     `Problem.divide`, which for example hides the test nodes.
     """
 
     def __init__(self, limit: int | None = None, make: Divide = Problem.divide) -> None:
         self.limit = available_memory() // SHARE if limit is None else limit
         self.make = make
-        self.made = 0  # how many were not found
-        # By group, seed, whether there are several seeds, and the identity of a data object. That
-        # object is kept, so that no other one gets its identity.
+        self.made = 0  # number of cache misses
+        # By group, seed, whether there are several seeds, and the identity of a data object. The
+        # object is stored, so that no other one can get its identity.
         self._entries: dict[tuple[str, int, bool, int], tuple[Division, Data | None]] = {}
 
     def with_limit(self, limit: int) -> Self:
-        """An empty cache of the same kind with another limit."""
+        """Return an empty cache of the same kind with another limit."""
         other = copy(self)
         other.limit, other._entries = limit, {}
         return other
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process, which makes its own federations."""
+        """Return the state without entries, because another process makes its own federations."""
         return {**vars(self), "made": 0, "_entries": {}}
 
     def __call__(self, problem: Problem, seed: int) -> Division:
         config, group = problem.config, group_of(problem.given)
-        # The notes on a file depend on whether there are several seeds.
+        # The notes on a file depend on the number of seeds.
         key = group, problem.seed_of_data(seed), config.seeds > 1, id(problem.data)
         if key in self._entries:
             made, _ = self._entries[key]
@@ -383,7 +383,7 @@ class FederationCache:
             return replace(made, config=msgspec.structs.replace(made.config, **training))
         self.made += 1
         made = self.make(problem, seed)
-        if isinstance(made.federation.graphs, LazyGraphs):  # there is nothing to keep
+        if isinstance(made.federation.graphs, LazyGraphs):  # there is nothing to cache
             return made
         others = [old for old in self._entries if old[0] != group]
         while others and self._size_with(made) > self.limit:
@@ -393,23 +393,23 @@ class FederationCache:
         return made
 
     def _size_with(self, new: Division) -> int:
-        """Bytes of all graphs and one more division's, and of those that engines keep prepared."""
+        """Return the bytes of all graphs and of `new`, including prepared graphs of engines."""
         every = [new.federation, *(made.federation for made, _ in self._entries.values())]
         return sum(num_bytes([list(one.graphs), ready_graphs(one)]) for one in every)
 
 
 def group_of(config: RunConfig) -> str:
-    """The options that decide a run's clients, but for the seed: not those of training."""
+    """Return the options that determine a run's clients, without the seed, as a key."""
     plain = {name: getattr(RunConfig(), name) for name in TRAINING}
     return config_text(msgspec.structs.replace(config, **plain))
 
 
 def name_configuration(config: RunConfig, method: object = None, data: Data | None = None) -> str:
-    """A short name of everything that decides the numbers, for checkpoints."""
-    # The place of a run does not change it. Engines agree only to rounding, so they are named.
+    """Return a fingerprint of everything that determines the numbers, for checkpoints."""
+    # The folder of a run does not matter. Engines agree only to rounding, so they do.
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
     header = data_header(config) if data is None else None
-    if header is not None:  # the same clients, wherever the file lies
+    if header is not None:  # the same clients, wherever the file is
         plain = msgspec.structs.replace(plain, data=str(header))
     text = config_text(plain)
     if method is not None:

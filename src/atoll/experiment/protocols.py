@@ -1,7 +1,7 @@
-"""How results are made comparable: one strict rule for all, and each paper's own rules.
+"""Protocols that make results comparable: one strict protocol for all, and each paper's own.
 
-A protocol fixes the data's preparation, partition and split, what is scored, how it is averaged and
-selected, and the defaults of width, rate and budget. Options on the command line win over it.
+A protocol fixes the data's preparation, partition and split, the scored model, its mean and its
+selection, and the defaults of width, rate and budget. Command-line options override it.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ COMPAT: dict[str, str] = {
     "test-selection": "report each client's best test score over the models that GCFL put aside "
     "before its splits and the last one, as its public code does",
 }
-"""Known errors of public codes; switched on, they show how much of a number they explain."""
+"""Known errors of public codes. Switched on, they show how much of a number they explain."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One set of rules: defaults of a run's options, and what they do not cover."""
+    """One set of rules: defaults of a run's options, and further rules."""
 
     name: str
     about: str
     prepare: tuple[str, ...] = ("undirected",)  # names from `data.prepare`, in order
     partition: str = "louvain"
     split: str = "stratified"
-    ratios: tuple[float, float, float] | None = None  # where not the split's own
+    ratios: tuple[float, float, float] | None = None  # None: the ratios of the split
     data_seed: int | None = None  # of partition and split; None varies them with the run's seed
-    # By partition, numbers of clients in the order in which the public code draws them, one after
-    # the other from one seed: each has another partition and split.
+    # By partition: numbers of clients in the order in which the public code draws them from one
+    # seed. So each number of clients has another partition and split.
     draws: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     clients: int = 5
     held_out: str | None = None  # a client that never trains, or `newcomer.DRAWN`
     rounds: int = 100
     epochs: int = 3
-    evaluate: str = "deployed"  # what `method.deploy` gives; "local" is the model after training
+    evaluate: str = "deployed"  # the result of `method.deploy`, or "local": after training
     weights: str = "tests"  # mean over clients, one of `metrics.WEIGHTINGS`
     select: str = "best-val"  # (mean over clients), "best-val-per-client", or "last"
     settings: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters, as for `--set`
@@ -62,6 +62,6 @@ PROTOCOLS = {
 
 
 def protocol(name: str) -> Protocol:
-    """The protocol with this name."""
+    """Return the protocol with this name."""
     check_name("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]

@@ -1,6 +1,6 @@
-"""The result of a run: metrics with spread, traffic, times, and how to repeat it.
+"""The result of a run: metrics with standard deviations, traffic, times, and how to repeat it.
 
-Its two large tables are CSV with six digits of each score, or Parquet where that would be long.
+Its two large tables are CSV with six digits per score, or Parquet if they would be long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 CONFIG, RESULT = "config.toml", "result.json"
 Columns = Mapping[str, np.ndarray]
-LONG = 5  # rounds from which on the first one should not be the best
+LONG = 5  # from this number of rounds on, the first one should not be the best
 MAX_CSV_ROWS = 200_000  # a longer table becomes Parquet, a tenth of the size
 
 
@@ -60,7 +60,7 @@ class SeedResult:
 
     @classmethod
     def of_checkpoint(cls, seed: int, tree: Tree, sizes: History, method: Method | None) -> Self:
-        """The exact scores of a checkpoint, in a history that has the clients' sizes."""
+        """Restore the exact scores of a checkpoint into a history with the clients' sizes."""
         sizes.restore(tree)
         if method is not None:
             sizes.cached = method.diagnostics(tree["server"]).get("cached", [])
@@ -72,18 +72,18 @@ class Result:
     """All seeds of one configuration, which names every choice.
 
     Attributes:
-        deployed: The model that `method.deploy` gives clients: "global" or "personalised".
-        weights: The mean over clients that the protocol reports.
-        select: How the protocol picks the round.
-        setup_seconds: Loading, dividing and preparing.
+        deployed: The kind of model that `method.deploy` gives clients: "global" or "personalised".
+        weights: The weights of the mean over clients that the protocol reports.
+        select: The protocol's rule that selects the round.
+        setup_seconds: The time for loading, partitioning and preparing.
         federation: How the first seed's federation was made.
-        metric: The user's, or what this data set is scored by; it picks the round.
-        hyperparameters: Every value of method, net and optimizer, defaults included.
-        privacy: What was spent (`experiment.privacy`); None without differential privacy.
-        first_day: What a client that never trained gets; None if all clients trained.
-        unseen: Scores of nodes that arrived after training, by kind; empty if there are none.
+        metric: The user's metric, or the data set's. It selects the round.
+        hyperparameters: Every value of method, net and optimizer, including defaults.
+        privacy: The spent privacy (`experiment.privacy`), or None without differential privacy.
+        first_day: The scores of a client that never trained, or None if all clients trained.
+        unseen: Scores of nodes that arrived after training, by kind. Empty without such nodes.
         positive: The number of the positive class, of two.
-        profile: Wall and processor seconds of each stage; empty unless they were asked for.
+        profile: Wall and CPU seconds of each stage. Empty unless they were requested.
 
     Examples:
         >>> import atoll
@@ -116,9 +116,9 @@ class Result:
     positive: int = 1
     profile: Mapping[str, Sequence[float]] = field(default_factory=dict)
     plot: ClassVar[Callable[..., Figure]]
-    """Draws the result (`atoll.api.plot`, which attaches itself here)."""
+    """Draw the result (`atoll.api.plot`, which attaches itself here)."""
     predict: ClassVar[Callable[..., Predictions]]
-    """Predicts new nodes with the saved model (`atoll.api.predict`)."""
+    """Predict new nodes with the saved model (`atoll.api.predict`)."""
     model: ClassVar[Callable[..., Module]]
     """The saved model as a torch module (`atoll.api.model`)."""
 
@@ -136,18 +136,18 @@ class Result:
 
     @property
     def selection(self) -> Selection:
-        """How the reported round is picked."""
+        """The rule that selects the reported round."""
         scored = self.config.evaluate or "deployed"
         return Selection(scored, self.metric, self.weights, self.select)
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """The number of clients."""
         return len(self.seeds[0].history.nodes)
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """The clients' names, or their numbers where the data name none."""
+        """The names of the clients, or their numbers if the data do not name them."""
         known, numbers = known_names(self.federation, "client"), range(self.clients)
         return known if self.named else tuple(map(str, numbers))
 
@@ -158,11 +158,11 @@ class Result:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names; empty where the data name none."""
+        """The names of the classes. Empty if the data do not name them."""
         return known_names(self.federation, "class")
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Every reported number: mean, standard deviation and the value of each seed."""
+        """Return every reported number: mean, standard deviation and the value of each seed."""
         table: dict[str, list[float]] = defaultdict(list)
         for seed in self.seeds:
             for name, value in self.seed_metrics(seed.history).items():
@@ -171,7 +171,7 @@ class Result:
         return {k: {"mean": means[k], "std": spread(v), "per_seed": v} for k, v in table.items()}
 
     def seed_metrics(self, history: History) -> dict[str, float]:
-        """One seed's numbers under the protocol's rules; undefined ones (NaN) are left out."""
+        """Return one seed's numbers under the protocol's rules, without undefined ones (NaN)."""
         rule = replace(self.selection, metric=self.selection.picked_by(history))
         more = dict.fromkeys((*POOLED, *history.chosen)) if history.bins_known else ()
         both = list(product((*METRICS, *more), ("test", "val")))
@@ -197,29 +197,29 @@ class Result:
         return {name: value for name, value in out.items() if not np.isnan(value)}
 
     def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
-        """What each client reports, (S, K): a metric at the round that the protocol picks."""
+        """Return a metric of each client, (S, K), at the round that the protocol selects."""
         rule = self.selection
         return np.stack([rule.of_clients(seed.history, metric, role) for seed in self.seeds])
 
     def curve(
         self, metric: str | None = None, role: str = "test", scored: str | None = None
     ) -> np.ndarray:
-        """A metric after each round, mean over clients as the protocol reports it, (S, R).
+        """Return a metric after each round, as the protocol's mean over clients, (S, R).
 
-        The role is "train", "val" or "test"; the model is "deployed" or "local" (`scored`). By
-        default the metric is the data set's, and the model is the one that the result reports.
+        The role is "train", "val" or "test". The model is "deployed" or "local" (`scored`). The
+        defaults are the data set's metric and the model that the result reports.
         """
         rule, metric = self.selection, metric or self.metric
         rule = replace(rule, scored=scored or rule.scored)
         return np.stack([rule.mean(seed.history, metric, role) for seed in self.seeds])
 
     def after_training(self) -> list[str]:
-        """A sentence for each score of nodes and clients that came after training."""
+        """Return a sentence for each score of nodes and clients that arrived after training."""
         said = [one.sentence(self.metric) for one in self.unseen.values()]
         return said + ([self.first_day.sentence(self.metric)] if self.first_day else [])
 
     def warnings(self) -> list[str]:
-        """Sentences on a model that has hardly learnt anything."""
+        """Return warnings about a model that has hardly learnt anything."""
         found, said, counts = self.metrics(), list[str](), self.confusion()
         ranks = self.metric != "accuracy" and found.get("test_auc", {"mean": 0.0})["mean"] > 0.6
         if counts is not None and len(counts) > 1 and not ranks:
@@ -239,9 +239,9 @@ class Result:
         return said
 
     def confusion(self, role: str = "test") -> np.ndarray | None:
-        """Counts of all clients and seeds by true and predicted class, (C, C), at picked rounds.
+        """Return counts of all clients and seeds by true and predicted class, (C, C).
 
-        None where the rounds' counts are unknown, or clients have different rounds.
+        They are from the selected rounds. Return None if counts are unknown or rounds differ.
         """
         rule, found = self.selection, []
         for seed in self.seeds:
@@ -254,7 +254,7 @@ class Result:
         return np.asarray(np.sum(found, axis=0))
 
     def seconds(self) -> dict[str, float]:
-        """Set-up, training (with scoring), and the median round."""
+        """Return the seconds of set-up, of training (with scoring), and of the median round."""
         rounds = [s for seed in self.seeds for s in seed.history.seconds]
         return {
             "setup": round(self.setup_seconds, 4),
@@ -263,11 +263,11 @@ class Result:
         }
 
     def bytes(self) -> dict[str, int]:
-        """Training traffic of all seeds; scoring is kept apart in the ledger."""
+        """Return the training traffic of all seeds. The ledger lists scoring separately."""
         return {way: sum(s.ledger.total(way) for s in self.seeds) for way in ("up", "down")}
 
     def summary(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         named = msgspec.structs.replace(self.config, clients=self.clients)
         choices = ("method", "data", "clients", "partition", "split", "protocol")
         return {
@@ -289,7 +289,7 @@ class Result:
         }
 
     def save(self, out: str | Path, *, tables: bool = True) -> None:
-        """Write a folder, each file whole or not at all; `tables` of all rounds may be large."""
+        """Write a folder, each file in one step. The `tables` of all rounds may be large."""
         out = Path(out)
         names = ("hyperparameters", "metric", "weights", "select", "environment", "federation")
         whole = self.summary() | {"out": str(out)} | {name: getattr(self, name) for name in names}
@@ -307,14 +307,14 @@ class Result:
             write_cards(self, out)
         text = json.dumps(whole, indent=2, allow_nan=False, default=str)
         side_by_side(partial(write_atomically, out / name, files[name]) for name in files)
-        # The last file: its presence shows that the run is finished.
+        # The last file. Its presence shows that the run is finished.
         write_atomically(out / RESULT, text.encode())
 
 
 def metrics_table(
     seeds: Mapping[int, History], deployed: str, names: Sequence[str] = ()
 ) -> Columns:
-    """Seed, round, client, its name if it has one, scored model and every metric of every role."""
+    """Return seed, round, client, its name if any, scored model and all metrics of all roles."""
     blocks = [
         (seed, number, deployed if scored == "deployed" else scored, table)
         for seed, history in seeds.items()
@@ -336,12 +336,12 @@ def metrics_table(
 
 
 def score_names(metrics: Sequence[str] = METRICS) -> list[str]:
-    """The columns of metrics.csv that hold scores."""
+    """Return the columns of metrics.csv that contain scores."""
     return [f"{role}_{metric}" for role in ROLES for metric in metrics]
 
 
 def ledger_table(seeds: Mapping[int, Ledger]) -> Columns:
-    """Seed, round, step, client and the bytes that crossed."""
+    """Return seed, round, step, client and the transferred bytes."""
     entries = [(seed, entry) for seed, ledger in seeds.items() for entry in ledger.entries]
     sizes = [entry.size for _, entry in entries]
     none = np.empty(0, dtype=np.int64)
@@ -356,7 +356,7 @@ def ledger_table(seeds: Mapping[int, Ledger]) -> Columns:
 
 
 def table_file(name: str, columns: Columns) -> tuple[str, bytes]:
-    """The name and content of a table's file; undefined numbers stay empty."""
+    """Return the name and content of a table's file. Undefined numbers are empty."""
     if len(columns["seed"]) <= MAX_CSV_ROWS:
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
@@ -376,13 +376,13 @@ def table_file(name: str, columns: Columns) -> tuple[str, bytes]:
 def _cells(values: np.ndarray) -> Sequence[object]:
     if values.dtype.kind != "f":
         return list(values.tolist())
-    # One format for all of them, because one for each takes three times as long.
+    # One format for all values, because one for each takes three times as long.
     cells = ("%.6g," * len(values) % tuple(values.tolist())).split(",")[:-1]
     return ["" if cell == "nan" else cell for cell in cells]
 
 
 def read_table(folder: Path, name: str) -> Columns:
-    """A table that `table_file` made."""
+    """Read a table that `table_file` made."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -404,14 +404,14 @@ def read_table(folder: Path, name: str) -> Columns:
 
 
 def read_history(metrics: Columns, ledger: Columns, seed: int, arrays: Columns) -> History:
-    """A seed's history from the two tables and from the arrays of `RunFolder.seed_data`."""
+    """Restore a seed's history from the two tables and the arrays of `RunFolder.seed_data`."""
     own = {key: values[metrics["seed"] == seed] for key, values in metrics.items()}
     clients = int(own["client"].max()) + 1
     known = [name.removeprefix("test_") for name in own if name.startswith("test_")]
     chosen = tuple(name for name in known if name not in METRICS)
     names = score_names((*METRICS, *chosen))
     shape = -1, clients, len(ROLES), len(METRICS) + len(chosen)
-    unknown = np.full(len(own["client"]), np.nan)  # a run of a version without this metric
+    unknown = np.full(len(own["client"]), np.nan)  # for runs of versions without this metric
     numbers = np.stack([own.get(name, unknown).astype(float) for name in names], axis=-1)
     local = own["scored"] == "local"
     order = np.lexsort((own["client"], own["round"]))
@@ -431,7 +431,7 @@ def read_history(metrics: Columns, ledger: Columns, seed: int, arrays: Columns) 
 
 
 def _read_ledger(table: Columns, seed: int) -> Ledger:
-    """A seed's ledger; neighbouring lines of one step are one entry, as they were."""
+    """Restore a seed's ledger. Consecutive lines of one step become one entry again."""
     ledger = Ledger()
     own = {key: values[table["seed"] == seed] for key, values in table.items()}
     client = own["client"]

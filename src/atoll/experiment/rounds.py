@@ -1,7 +1,7 @@
 """One experiment: one method on one federation with one seed, round by round.
 
-After every round each client scores two models on its own graph: the *deployed* one (which
-`method.deploy` gives it) and the *local* one (right after its training). The protocol decides which
+After every round each client scores two models on its own graph: the *deployed* model (from
+`method.deploy`) and the *local* model (directly after its training). The protocol determines which
 of the two a result reports.
 """
 
@@ -39,7 +39,7 @@ from atoll.experiment.privacy import spent
 from atoll.experiment.warm_start import with_models
 
 TreesAfter = Callable[[Round[Outcome]], Trees]
-"""Gives the server's tree and the private states after a round."""
+"""A function that returns the server's tree and the private states after a round."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class Experiment:
         fraction: Share of the clients that takes part in a round (rounded up, at least one).
         seed: Root of all noise: initial model, dropout, sampling.
         engine: A name among `engines.base.ENGINES`, or a factory of engines.
-        chunk: Most clients in one program of the fused engine; 0 chooses.
-        batching: How clients cut their training into steps; None leaves it to the federation.
-        auc: Whether to compute ROC curves each round; None does for two classes.
+        chunk: Most clients in one program of the fused engine. 0: automatic.
+        batching: How clients cut their training into steps. None: as the federation says.
+        auc: Whether to compute ROC curves each round. None: for two classes.
         metric: A metric that the user chose: clients of two classes count their scores in bins.
         positive: The number of the positive class of such metrics.
-        train_every: Rounds from one scoring of the training part to the next; the last round always
-            scores it. None takes 1 for nodes, which cost nothing, and 10 for graphs.
+        train_every: Score the training part every n rounds, and always in the last round. None: 1
+            for nodes, which cost nothing, and 10 for graphs.
         compat: Names from `protocols.COMPAT`.
-        start: Gives the models of an earlier run to start from, and names it; None starts anew.
-        keep: How the round is selected whose model is kept (`experiment.model`); None keeps none.
-        replay: Whether rounds are recorded and replayed (`Replay`); None does on a GPU with the
-            fused engine. Elsewhere a replay is the same work again, which only tests want.
-        clock: Counts the seconds of each stage, if it is on.
+        start: Returns the models of an earlier run to start from, and its name. None: random.
+        keep: The rule that selects the round whose model is kept (`experiment.model`), or None.
+        replay: Whether to record and replay rounds (`Replay`). None: on a GPU with the fused
+            engine. Elsewhere a replay repeats the same work, which only tests need.
+        clock: Measures the seconds of each stage, if it is on.
 
     Examples:
         >>> import atoll
@@ -104,8 +104,8 @@ class Experiment:
         """Run, or continue from `checkpoint` if it exists and has the same fingerprint.
 
         Checkpoints are written at most every `every_seconds` (0: also before the first round), at
-        the end, and when stopped. `on_round` is called after each round, or after several that
-        were replayed together; then `should_stop`, whose True saves and returns.
+        the end, and when stopped. `on_round` is called after each round, or after several rounds
+        that were replayed together. Then `should_stop` is called. True saves and returns.
         """
         run = self.begin()
         run.start_from(checkpoint, fingerprint)
@@ -118,13 +118,13 @@ class Experiment:
         return run
 
     def begin(self) -> Run:
-        """The run before its first round."""
+        """Return the run before its first round."""
         return Run(self)
 
 
 @dataclass(eq=False)
 class Saver:
-    """Saves runs: every few seconds, at the end, and when they are stopped."""
+    """Save runs every few seconds, at the end, and when they are stopped."""
 
     runs: Sequence[tuple[Run, Path | None, str]]  # each with its checkpoint's file and fingerprint
     every_seconds: float
@@ -132,22 +132,22 @@ class Saver:
     played: int = -1  # rounds before the last save
 
     def __post_init__(self) -> None:
-        self.time, self.pause = time.monotonic(), self.every_seconds  # of the last save; until one
+        self.time, self.pause = time.monotonic(), self.every_seconds  # last save; time between two
 
     def another_round(self, should_stop: Callable[[], bool] | None) -> bool:
-        """Save if it is time to, and return whether there is another round to play."""
+        """Save if it is time to, and return whether another round must be played."""
         played, began = sum(run.history.rounds for run, *_ in self.runs), time.monotonic()
         stop = all(run.finished for run, *_ in self.runs) or bool(should_stop and should_stop())
         if (stop or began - self.time >= self.pause) and self.played != played:
             self.save()
             self.played, self.time = played, time.monotonic()
-            # Many clients' states take long to write: at most a tenth of the time goes there.
+            # Many clients' states take long to write. Spend at most a tenth of the time on it.
             if self.every_seconds:
                 self.pause = max(self.every_seconds, 9 * (self.time - began))
         return not stop
 
     def save(self, leave_out: Sequence[Run] = ()) -> None:
-        """Save all runs but some."""
+        """Write a checkpoint of every run that is not in `leave_out`."""
         with self.runs[0][0].clock.stage("saving"):
             self.before()
             side_by_side(
@@ -158,7 +158,7 @@ class Saver:
 
 
 class Run:
-    """An experiment under way, one of `runs_per_device` runs that share the device's memory."""
+    """A running experiment, one of `runs_per_device` runs that share the device's memory."""
 
     server: Tree
     keeper: ModelKeeper | None
@@ -178,7 +178,7 @@ class Run:
         bins = experiment.metric is not None and federation.classes == 2
         how = {"with_auc": auc, "with_bins": bins, "with_dropout": noisy}
         self.evaluator = Evaluator(experiment.method, **how)
-        # Scoring the training part of nodes costs nothing; most graphs train.
+        # Scoring training nodes costs nothing. Most graphs of a set are training graphs.
         self.train_every = experiment.train_every or (10 if federation.task.many_graphs else 1)
         self.history, self.server = self.no_history(), None
         self.history.ledger = self.ledger
@@ -191,14 +191,14 @@ class Run:
             self.replay = Replay([self], experiment.rounds, experiment.method.stage)
 
     def backend(self) -> Backend:
-        """Where the clients are: on this machine."""
+        """Return the backend of the clients, on this machine."""
         wanted, names = self.experiment, ("engine", "seed", "device", "chunk", "batching", "clock")
         same = {name: getattr(wanted, name) for name in names}
         together = self.runs_per_device
         return Simulation(wanted.federation, wanted.method, runs_per_device=together, **same)
 
     def no_history(self) -> History:
-        """The clients' sizes, and nothing measured yet."""
+        """Return a history with the clients' sizes and no measurements."""
         return empty_history(self.experiment.federation, self.experiment.metric)
 
     @property
@@ -221,14 +221,14 @@ class Run:
         self.restore(tree)
 
     def start(self) -> None:
-        """The server's first tree."""
+        """Create the server's first tree."""
         method, start = self.experiment.method, self.experiment.start
         self.server = method.init(self.simulation.clients(-1))
         if start is not None:
             self.server = with_models(method, self.server, start[0](), start[1])
 
     def finish(self) -> None:
-        """Note what only the end tells, and let go of recordings: they hold memory."""
+        """Store results that are known only at the end, and free the memory of recordings."""
         self.history.cached = self.experiment.method.diagnostics(self.server).get("cached", [])
         if self.replay is not None:
             self.replay.finish()
@@ -243,7 +243,7 @@ class Run:
         self._read([Round(number, outcome)], began, lambda _: self.trees())
 
     def advance(self) -> None:
-        """One round, or as many as can be replayed before they are read."""
+        """Play one round, or as many as can be replayed before they are read."""
         began, replay = time.perf_counter(), self.replay
         copy = None if self.keeper is None else self.keeper.copied
         rounds: list[Round[Outcome]] = []
@@ -257,7 +257,7 @@ class Run:
             self.one_round()
 
     def kinds_ahead(self, runs: int = 1) -> list[bool]:
-        """For the next rounds, as many as one may wait for: whether the training part is scored."""
+        """Return for the next rounds, as many as may be replayed, whether training is scored."""
         number, seconds = self.history.rounds, self.history.seconds
         left = self.experiment.rounds - number
         ahead = rounds_ahead(left, runs * seconds[-1]) if seconds else 1
@@ -267,18 +267,18 @@ class Run:
         return [self.scores_train(number + more) for more in range(ahead)]
 
     def trees(self) -> Trees:
-        """The server's tree now and, where the kept model needs them, the private states."""
+        """Return the server's tree, and the private states if the kept model needs them."""
         needed = self.keeper is not None and self.keeper.reads_states
         return self.server, self.simulation.engine.export_states() if needed else None
 
     def scores_train(self, number: int) -> bool:
-        """Whether the training part is scored in this round."""
+        """Return whether the training part is scored in this round."""
         return number % self.train_every == 0 or number == self.experiment.rounds - 1
 
     def play(
         self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Outcome]:
-        """One round, without reading anything of what it found; another method may stand in."""
+        """Play one round without reading its results, by default with the experiment's method."""
         method = method or self.experiment.method
         evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)
@@ -290,7 +290,7 @@ class Run:
         return server, Outcome(chosen.positions, everyone.positions, deployed, local, finite)
 
     def _read(self, rounds: Sequence[Round[Outcome]], began: float, after: TreesAfter) -> None:
-        """Fetch what some rounds found and write it down."""
+        """Fetch and store the results of several rounds."""
         with self.clock.stage("scoring"):
             found = fetched(rounds)
             self.write(rounds, found, (time.perf_counter() - began) / len(rounds), after)
@@ -298,7 +298,7 @@ class Run:
     def write(
         self, rounds: Sequence[Round[Outcome]], found: Outcome, seconds: float, after: TreesAfter
     ) -> None:
-        """Write down the stacked outcomes of some rounds, up to the first that went wrong."""
+        """Store the stacked outcomes of several rounds, up to the first round that failed."""
         chosen, positive = self.history.chosen, self.experiment.positive
         counts = toward(found.deployed, positive)
         own = None if found.local is None else toward(found.local, positive)
@@ -313,7 +313,7 @@ class Run:
             nothing = np.full(shape, np.nan)
             everywhere = nothing.copy()
             everywhere[scored] = deployed[row]
-            # The local numbers of those who did not train are their last ones.
+            # Clients that did not train keep their last local numbers.
             past = self.history.scores["local"]
             scores = past[-1].copy() if past else nothing
             if local is not None:
@@ -330,7 +330,7 @@ class Run:
                 self.keeper.offer(self.history, played.number, partial(after, played))
 
     def snapshot(self, fingerprint: str) -> Tree:
-        """Everything needed to continue with the same numbers."""
+        """Return everything that is needed to continue with the same numbers."""
         history = {k: [torch.from_numpy(a) for a in v] for k, v in self.history.scores.items()}
         states = pack_states(self.simulation.engine.export_states())
         method, privacy = self.experiment.method, None
@@ -365,17 +365,17 @@ class Run:
 
 
 def stage_of(replay: Replay[Outcome], kinds: Sequence[bool]) -> str:
-    """What a replay does next: the first round of a kind is recorded."""
+    """Return the name of a replay's next stage. The first round of a kind is recorded."""
     return "training" if kinds[0] in replay.takes else "recording"
 
 
 def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> Scores | None:
-    """Scores of the local models of the clients that trained; None if none did."""
+    """Return the scores of the local models of clients that trained, or None if none did."""
     if "train" not in chosen.replies:
         return None
     trained, positions = method.local(chosen.replies["train"]), chosen.positions
     if len(chosen) < chosen.total:
-        # A row for each client, as `ToEach` wants; rows of absent clients are never read.
+        # A row for each client, as `ToEach` requires. Rows of absent clients are never read.
         row = torch.zeros(chosen.total, dtype=torch.int64, device=positions.device)
         order = torch.arange(len(chosen), device=positions.device)
         trained = take(trained, row.scatter(0, positions, order))
@@ -384,13 +384,13 @@ def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> 
 
 
 def check_task(method: Method, federation: Federation) -> None:
-    """Refuse a method, or its network, that does not classify what the clients have."""
+    """Refuse a method, or its network, that does not support the clients' task."""
     task, name = federation.task.name, type(method).__name__
     have = f"the clients of '{federation.name}' have {task}s to classify"
     if task not in method.tasks:
         known = " and ".join(f"{known}s" for known in method.tasks)
         raise ConfigError(f"{name} classifies {known}, but {have}; choose another method")
-    here = isinstance(federation, Federation)  # a server has no graphs, only the sites' summaries
+    here = isinstance(federation, Federation)  # a server has no graphs, only summaries
     if (why := method.why_bound()) and here and federation.graphs[0].since is not None:
         hint = "choose another method or split"
         raise ConfigError(f"{name} cannot predict nodes that are absent in training: {why}; {hint}")

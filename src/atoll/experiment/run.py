@@ -1,4 +1,4 @@
-"""From a configuration to a saved result: load, divide, run every seed, keep everything."""
+"""From a configuration to a saved result: load, partition, run every seed, save the results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SAVE_EVERY = 10.0  # least seconds between two checkpoints
 
 
 class Stopped(Exception):
-    """The user stopped the run; everything up to the last round is saved."""
+    """The user stopped the run. Everything up to the last round is saved."""
 
     def __init__(self, out: Path | None, seed: int, rounds: int) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ def run(
 
     Args:
         method: A name, or a method object, which brings its own hyper-parameters.
-        data: A name or path, what `atoll.load` gave, or a finished `Federation`.
+        data: A name or path, the result of `atoll.load`, or a finished `Federation`.
         engine: A name, or a function that takes `engines.prepare.EngineInputs` and returns an
             engine (`engines.base.Engine`).
-        out: Folder to save the result and checkpoints in; None saves nothing.
+        out: Folder for the result and checkpoints. None saves nothing.
         observer: Is notified of progress.
         save_every: Least seconds between two checkpoints.
-        log: Where else the numbers of every round go: "tensorboard", "mlflow", or both.
+        log: Other tools for the numbers of every round: "tensorboard", "mlflow", or both.
         **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
             fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size, task,
             data_root, schema, own, dp, from_run, held_out_client.
@@ -87,8 +87,8 @@ def run(
     for name in ("set", "epochs"):
         if given_method is not None and options.get(name):
             raise ConfigError(
-                f"a method object has its own hyper-parameters, but {name} was given beside it; "
-                f"leave {name} out, or give the method by name"
+                f"a method object has its own hyper-parameters, but {name} was given, too; "
+                f"remove {name}, or give the method by name"
             )
     objects = {"method": given_method, "data": given_data, "engine": given_engine}
     config = make_config(
@@ -114,7 +114,7 @@ def resume(
     log: str | Sequence[str] = (),
     clock: Clock = OFF,
 ) -> Result:
-    """Continue a stopped run; a finished one is only read again, or gets more `rounds`.
+    """Continue a stopped run. A finished run is only read, or trained for more `rounds`.
 
     A run that was started with an object (method, data, engine) needs the same object again.
 
@@ -130,7 +130,7 @@ def resume(
         raise ConfigError(f"{problem}; give the folder of a run")
     config = make_config(**read_config(folder / "config.toml"))
     if rounds is not None:
-        # Without its method or data a finished run cannot continue, and stays finished.
+        # A finished run cannot continue without its method or data, and stays finished.
         next(RunPlan(config, None, None, method, data, engine).experiments())
         config = extend(folder, config, rounds, lambda c: name_configuration(c, method, data))
     plan = partial(RunPlan, save_every=save_every, log=log, clock=clock)
@@ -139,7 +139,7 @@ def resume(
 
 @dataclass(eq=False)
 class RunPlan:
-    """All seeds of a configuration, on their way to a result; objects stand in place of names."""
+    """All seeds of a configuration up to the result. Python objects may replace names."""
 
     given: RunConfig
     out: Path | None = None
@@ -174,7 +174,7 @@ class RunPlan:
             start(self.device)
         if self.clock.on:
             self.clock.wait = partial(synchronize, self.device)
-        if self.given_method is not None:  # refuse what it cannot protect before anything is kept
+        if self.given_method is not None:  # refuse unsupported options before any file is written
             with_privacy(self.given_method, config.dp)
         if not 0 <= self.save_every < math.inf:
             raise ConfigError(f"save_every is {self.save_every}; give seconds, 0 for every round")
@@ -190,12 +190,12 @@ class RunPlan:
         self.wholes: dict[int, Federation] = {}
         self.unseen: list[Scores] = []  # of nodes that arrived after training, by seed
         self.fingerprint = ""
-        self.before: set[Path] | None = None  # files of the folder before this run wrote its own
-        self.made = False  # whether this run made its folder
+        self.before: set[Path] | None = None  # files of the folder before this run's first write
+        self.made = False  # whether this run created its folder
 
     @tuned_process()
     def run(self, *, at_once: bool | None = None) -> Result:
-        """Run every seed, `at_once` if possible; None means on a GPU: a CPU gains nothing."""
+        """Run every seed, `at_once` if possible. None: only on a GPU, as a CPU gains nothing."""
         at_once = self.device.type == "cuda" if at_once is None else at_once
         waiting = list(self.experiments(at_once=True)) if at_once else []
         groups: Iterable[list[Experiment]] = [waiting]
@@ -221,13 +221,13 @@ class RunPlan:
         return self.seed_results(runs)
 
     def _divided_at_once(self) -> list[Division]:
-        """The clients of all seeds, made side by side."""
+        """Return the clients of all seeds, made in parallel."""
         seeds = self.config.all_seeds
         with self.clock.stage("partition"), ThreadPoolExecutor(min(len(seeds), cores())) as pool:
             return list(pool.map(partial(Problem.divide, self.problem), seeds))
 
     def experiments(self, *, at_once: bool = False) -> Iterator[Experiment]:
-        """One for each seed, made when it is needed; `at_once` divides the data for all first."""
+        """Yield an experiment for each seed. `at_once` partitions the data for all seeds first."""
         alone = not at_once or self.divide is not None or self.config.seeds == 1
         ready = [] if alone else self._divided_at_once()
         waiting = list[Callable[[], object]]()  # partitions to write
@@ -268,7 +268,7 @@ class RunPlan:
                 keep=keep if self.folder or made.newcomer or made.whole else None,
                 clock=self.clock,
             )
-            if self.method is None:  # nothing is written before all options were checked
+            if self.method is None:  # write nothing before all options are checked
                 self._begin(federation, method, made.notes)
             self.method = method
             if self.folder is not None:
@@ -285,7 +285,7 @@ class RunPlan:
         self.federation = federation
         self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
-            if not self.resuming:  # else a refusal must not delete the run that is resumed
+            if not self.resuming:  # a refusal must not delete a resumed run
                 made = not self.folder.path.exists()
                 if self.overwrite:
                     self.folder.clear()
@@ -312,12 +312,12 @@ class RunPlan:
         self.observers.begin(self.config, self.engine, self.why, notes)
 
     def checkpoint(self, experiment: Experiment) -> tuple[Path | None, str]:
-        """An experiment's file, and its fingerprint."""
+        """Return an experiment's checkpoint file and its fingerprint."""
         seed, folder = experiment.seed, self.folder
         return folder.checkpoint(seed) if folder else None, f"{self.fingerprint}/{seed}"
 
     def seed_results(self, runs: Sequence[Run]) -> list[SeedResult]:
-        """The results of some of the experiments; the first that was stopped raises `Stopped`."""
+        """Return the results of experiments. Raise `Stopped` for the first stopped one."""
         ended = list(takewhile(lambda run: run.finished, runs))
         if self.folder is not None:
             assert self.method is not None
@@ -335,7 +335,7 @@ class RunPlan:
         return [SeedResult(run.experiment.seed, run.history) for run in ended]
 
     def result(self, seeds: Sequence[SeedResult]) -> Result:
-        """The result of all experiments, saved."""
+        """Save and return the result of all experiments."""
         assert self.method is not None
         assert self.federation is not None
         config, ledgers = self.config, [seed.ledger for seed in seeds]

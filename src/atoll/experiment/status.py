@@ -1,9 +1,9 @@
 """The events of a study, and the status of a run or a study while another process works on it.
 
-`events.jsonl` has a line whenever a cell begins, ends, fails or is stopped. Several processes may
+`events.jsonl` gets a line whenever a cell begins, ends, fails or is stopped. Several processes may
 write. A killed process may leave half a line: readers skip it, and the next writer begins another.
 
-A status is read from files only, without locks and without torch, so that it costs little. A killed
+A status is read from files only, without locks and without torch, so it costs little. A killed
 process cannot report its own death, so the status has the seconds since the last sign of life.
 """
 
@@ -32,7 +32,7 @@ Json = Mapping[str, Any]  # an object of a JSON file
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All whole lines of a study; none if nothing was begun."""
+    """Return all complete lines of a study's events, or [] before its first cell."""
     path = folder / EVENTS
     return _parse(path.read_bytes()) if path.exists() else []
 
@@ -46,7 +46,7 @@ def _parse(lines: bytes) -> list[dict[str, Any]]:
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """The last error of every cell that failed and was not begun again."""
+    """Return the last error of every cell that failed and was not begun again."""
     failed: dict[str, str] = {}
     for event in read_events(folder):
         if event.get("event") == "failed":
@@ -57,9 +57,9 @@ def failures(folder: Path) -> dict[str, str]:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Write one more line."""
+    """Append one line."""
     with (folder / EVENTS).open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, and all is written
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         line = json.dumps(event).encode() + b"\n"
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
@@ -68,14 +68,14 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 class NewEvents:
-    """Reads the lines that appear in events.jsonl from now on."""
+    """Read the lines that are added to events.jsonl from now on."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / EVENTS
         self.place = self.path.stat().st_size if self.path.exists() else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The whole lines since the last call."""
+        """Return the complete lines since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -91,35 +91,35 @@ class Status:
     """A run or a study at one moment."""
 
     folder: Path
-    kind: str  # "run", or what kind of study: "compare", "tune", ...
+    kind: str  # "run", or the kind of study: "compare", "tune", ...
     title: str
-    cells: Mapping[str, int]  # how many are finished, failed, pruned, stopped, running and left
+    cells: Mapping[str, int]  # numbers of finished, failed, pruned, stopped, running, left cells
     now: Json | None = None  # the progress.json of the current run, with the name of its "cell"
-    others: Sequence[Json] = ()  # the same of other cells that run at the same time
-    silent: float | None = None  # seconds since the last sign, where that is too long
+    others: Sequence[Json] = ()  # the same for other cells that run at the same time
+    silent: float | None = None  # seconds since the last sign of life, if that is too long
     gone: bool = False  # whether its process is known to have ended
-    left: float | None = None  # seconds that it will take, as far as one can tell
-    best: Sequence[tuple[str, str, float]] = ()  # so far: whose, which cell, validation score
-    failures: Sequence[tuple[str, str]] = ()  # the latest, each a cell and its reason
+    left: float | None = None  # estimated remaining seconds
+    best: Sequence[tuple[str, str, float]] = ()  # so far: group, cell, validation score
+    failures: Sequence[tuple[str, str]] = ()  # the latest ones, each a cell and its reason
     result: Json = field(default_factory=dict)  # final metrics of a finished run
     metric: str = "accuracy"  # of the scores
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether nothing is left to wait for."""
         return not any(self.cells.get(state) for state in ("running", "stopped", "left"))
 
 
 class StatusReader:
-    """Reads a folder's status again and again; what cannot change any more is read once."""
+    """Read a folder's status repeatedly. Files that cannot change any more are read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.summaries: dict[str, Json] = {}
-        self.read()  # refuses a folder that holds nothing to watch
+        self.read()  # refuses a folder without a run or a study
 
     def read(self) -> Status:
-        """The status now."""
+        """Return the current status."""
         if (self.folder / "study.json").exists():
             return self._study()
         if (self.folder / "config.toml").exists():
@@ -149,7 +149,7 @@ class StatusReader:
         states = self._states(cells, events)
         counts = Counter(states.values())
         running = [self._now(name, events) for name, state in states.items() if state == "running"]
-        # One that gives a sign is enough: they have one process in common.
+        # One sign of life is enough, because the cells share one process.
         signs = [(silent is None, now.get("updated", 0.0)) for now, silent, _ in running]
         now, silent, gone = running[signs.index(max(signs))] if signs else (None, None, False)
         others = [one for one, *_ in running if one is not now]
@@ -172,8 +172,8 @@ class StatusReader:
         for cell in cells:
             name = cell["name"]
             state = STATES.get(last.get(name, ""), "left")
-            # A result is the last word, even where the note about it was lost; but not one of
-            # fewer seeds than are asked for by now, nor one that the user has deleted.
+            # A result decides, even if the event about it was lost. It does not count if it has
+            # fewer seeds than are now requested, or if the user has deleted it.
             if state != "pruned" and self._summary(name, cell.get("seeds", 1)):
                 state = "finished"
             elif state == "finished":
@@ -182,12 +182,12 @@ class StatusReader:
         return states
 
     def _now(self, running: str, events: Sequence[Json]) -> tuple[Json, float | None, bool]:
-        """A cell's progress, the seconds without a sign if too many, whether its process ended."""
+        """Return a cell's progress, its silent seconds if too many, and if its process ended."""
         path = self.folder / "cells" / running / "progress.json"
         begun = next(e["at"] for e in reversed(events) if e["cell"] == running)
         sign, progress = max(time.time() - begun, 0.0), _json(path) or {}
         if progress and progress["updated"] < begun - 1:
-            progress = {}  # of an earlier call, before the cell was begun again
+            progress = {}  # from an earlier call, before the cell was begun again
         elif progress:
             sign = min(sign, _age(path))
         return {"cell": running, **progress}, *_silence(progress, sign)
@@ -195,7 +195,7 @@ class StatusReader:
     def _best(
         self, kind: str, cells: Sequence[Json], states: Mapping[str, str], metric: str
     ) -> list[tuple[str, str, float]]:
-        """The best finished cell of each method of a tuning, of each data set of other studies."""
+        """Return the best finished cell of each method (tuning) or data set (other studies)."""
         best: dict[str, tuple[str, str, float]] = {}
         for cell in cells:
             name, labels = cell["name"], cell.get("labels", {})
@@ -209,7 +209,7 @@ class StatusReader:
         return list(best.values())
 
     def _summary(self, name: str, seeds: int = 1) -> Json:
-        """A cell's result.json; {} if it is not there, or of fewer seeds."""
+        """Return a cell's result.json, or {} if it is missing or has fewer seeds."""
         if self.summaries.get(name, {}).get("seeds", 0) < seeds:
             found = _json(self.folder / "cells" / name / "result.json")
             if found is None or found["seeds"] < seeds:
@@ -219,7 +219,7 @@ class StatusReader:
 
 
 def _json(path: Path) -> Json | None:
-    """A file's content; None if it is not there. Files are replaced whole, so none is half."""
+    """Return a file's content, or None if it is missing. Writers replace files as a whole."""
     try:
         found: Json = json.loads(path.read_text(encoding="utf-8"))
         return found
@@ -230,16 +230,16 @@ def _json(path: Path) -> Json | None:
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file was written."""
+    """Return the seconds since a file was written."""
     return max(time.time() - path.stat().st_mtime, 0.0) if path.exists() else 0.0
 
 
 def _silence(progress: Json, sign: float) -> tuple[float | None, bool]:
-    """The seconds without a sign, if too many, and whether the process is known to have ended."""
+    """Return the silent seconds, if too many, and whether the process is known to have ended."""
     gone, patience = False, SILENT
     if "pid" in progress:
         gone = progress["host"] == socket.gethostname() and not _alive(progress["pid"])
-        # A round may take long; a dead process gives no more signs.
+        # A round may take long. A dead process sends no more signs.
         patience = 0.0 if gone else max(SILENT, 5 * progress["per_round"])
     return (sign if sign > patience else None), gone
 
@@ -250,21 +250,21 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's
-    # An ended process stays in the list until its parent asks; Linux marks such a process.
+        return True  # the process belongs to another user
+    # An ended process stays in the list until its parent waits for it. Linux marks it.
     state = Path(f"/proc/{pid}/stat")
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def _remaining(progress: Json) -> float | None:
-    """Seconds that a run still needs."""
+    """Return the seconds that a run still needs."""
     if "per_round" not in progress:
         return None
     return float((progress["total"] - progress["done"]) * progress["per_round"])
 
 
 def _time_left(events: Sequence[Json], left: int, current: Sequence[Json]) -> float | None:
-    """Seconds of current cells and of those left, at a cell's mean time, as many at once as now."""
+    """Estimate the remaining seconds, from a cell's mean time and the current parallelism."""
     began, took = {}, []
     for event in events:
         if event["event"] == "begin":

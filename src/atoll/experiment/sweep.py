@@ -1,4 +1,4 @@
-"""Several runs at once: those that differ in data, noise and numbers only are one program."""
+"""Training of several runs as one program, if they differ only in data, noise and numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 def why_one_by_one(experiments: Sequence[Experiment]) -> str:
-    """Why these runs cannot be one program; "" if nothing is known against it."""
+    """Return why these runs cannot be one program, or "" if no reason is known."""
     first, federations = experiments[0], [e.federation for e in experiments]
     numbers = first.federation.numbers
     one_by_one = f"engine {engine_name(first.engine)} runs clients one by one"
@@ -59,7 +59,7 @@ def why_one_by_one(experiments: Sequence[Experiment]) -> str:
 
 
 class Sweep:
-    """Several runs under way. Their servers and states are up to date only after `settle`."""
+    """Several running experiments. Their servers and states are current only after `settle`."""
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self.apart = why_one_by_one(experiments)  # "" as long as they are one program
@@ -74,9 +74,9 @@ class Sweep:
                 self.part(self.replay.refused)
 
     def advance(self) -> list[int]:
-        """One round, or as many as can be replayed before they are read; the places of the runs."""
+        """Play one round, or several replayed ones. Return the positions of the runs."""
         if self.replay is None:
-            # As if there had been no sweep: the first comes to its end, then the next begins.
+            # As without a sweep: the first run finishes before the next one begins.
             first = next(place for place, run in enumerate(self.runs) if not run.finished)
             self.runs[first].advance()
             return [first]
@@ -88,7 +88,7 @@ class Sweep:
         if not rounds and self.replay.refused:
             self.part(self.replay.refused)
             return self.advance()
-        # Read once for all runs; each then has its row.
+        # Read once for all runs. Each run then takes its row.
         with lead.clock.stage("scoring"):
             found = fetched(rounds) if rounds else None
         seconds = (time.perf_counter() - began) / max(1, len(rounds)) / len(self.runs)
@@ -103,7 +103,7 @@ class Sweep:
             except AtollError as problem:
                 if out_of_memory(problem):
                     raise
-                self.failed[place] = problem  # it waits until the other runs have come as far
+                self.failed[place] = problem  # it waits until the other runs have reached it
         for place, error in self.failed.items():
             raise SeedFailed(place, self.runs[place].experiment.seed, error)
         return list(range(len(self.runs)))
@@ -114,7 +114,7 @@ class Sweep:
             self.replay.settle()
 
     def finish(self) -> None:
-        """Give every run its server and states, and keep nothing that was recorded."""
+        """Give every run its server and states, and free all recordings."""
         if self.replay is not None:
             self.replay.let_go()
         for run in self.runs:
@@ -129,7 +129,7 @@ class Sweep:
 
 
 class SeedFailed(AtollError):
-    """One of several runs that were trained at once went wrong: the one at `place`."""
+    """One of several runs that were trained at once failed: the one at `place`."""
 
     def __init__(self, place: int, seed: int, error: AtollError) -> None:
         super().__init__(f"seed {seed}: {error}")
@@ -137,7 +137,7 @@ class SeedFailed(AtollError):
 
 
 class Parted(Exception):
-    """Why runs that were to be one program were not brought to their end."""
+    """The reason why runs that should be one program were not finished."""
 
 
 def run_together(
@@ -149,14 +149,14 @@ def run_together(
     should_stop: Callable[[], bool] | None = None,
     or_not_at_all: bool = False,
 ) -> list[Run]:
-    """Run experiments that differ in seed, data and numbers only, at once where possible.
+    """Run experiments that differ in seed, data and numbers only, at once if possible.
 
-    Where the device's memory is too small for all, they are run in halves, then with ever fewer
-    clients in one program; `DeviceFull` says that one client does not fit. Each run has a
-    checkpoint's file, or None, and a fingerprint. `on_round` and `should_stop` are those of
-    `Experiment.run`, the first with an experiment's place. With `or_not_at_all`, save and raise
-    `Parted` where they would have to be run one by one. If one fails, save the others and raise
-    `SeedFailed`.
+    If the device's memory is too small for all, they are run in halves, then with ever fewer
+    clients in one program. If one client does not fit, `DeviceFull` is raised. Each run has a
+    checkpoint's file, or None, and a fingerprint. `on_round` and `should_stop` are the same as in
+    `Experiment.run`, but `on_round` also gets the position of the experiment. With `or_not_at_all`,
+    save and raise `Parted` if the runs cannot be one program. If one run fails, save the others
+    and raise `SeedFailed`.
     """
     files = checkpoints or [(None, "")] * len(experiments)
 
@@ -176,7 +176,7 @@ def run_together(
             try:
                 moved = sweep.advance()
             except SeedFailed as failed:
-                # The others are in order: kept, so that they can be brought to their end.
+                # Save the others, so that they can be finished.
                 saver.save(leave_out=[sweep.runs[place] for place in sweep.failed])
                 raise SeedFailed(places[failed.place], failed.seed, failed.error) from failed.error
             for place in moved:
@@ -190,11 +190,11 @@ def run_together(
 def _in_pieces(
     run_some: Callable[[range, int], list[Run]], experiments: Sequence[Experiment]
 ) -> list[Run]:
-    """All runs; where they do not fit into memory together, some after the others."""
+    """Run all experiments. If they do not fit into memory together, run them in pieces."""
     first, clients = experiments[0], len(experiments[0].federation)
     most = min(first.chunk or CHUNK, clients) if runs_at_once(first.engine) else 1
     waiting, done = [range(len(experiments))], list[Run]()
-    chunk = 0  # as the experiments want it, until one of them does not fit alone
+    chunk = 0  # 0: the experiments' own, until one of them does not fit by itself
     cuda = torch.device(first.device).type == "cuda"
     while waiting and all(run.finished for run in done):
         places = waiting.pop(0)
@@ -207,7 +207,7 @@ def _in_pieces(
             if not out_of_memory(error):
                 raise
             asked = "".join(ASKED.findall(str(error))[:1])
-        # Here, where nothing holds on to what did not fit.
+        # Here nothing holds references to the tensors that did not fit.
         room = free_memory(cuda)
         if (count := len(places)) > 1:
             waiting[:0] = [places[: count // 2], places[count // 2 :]]
@@ -227,8 +227,8 @@ def _in_pieces(
 
 
 def free_memory(cuda: bool) -> str:
-    """Give back what this process does not need, and say how much memory is free then."""
-    # The peak of this process is what its work had before the request that was refused.
+    """Free unused memory of this process, and describe how much memory is free then."""
+    # The peak of this process is its memory before the refused request.
     had = torch.cuda.max_memory_allocated() if cuda else 0
     forget_ready()
     release_memory()

@@ -1,6 +1,6 @@
-"""Thresholds: the probability from which on the positive class is an alert, chosen by a rule.
+"""Thresholds: the least probability of the positive class for an alert, chosen by a rule.
 
-A rule sees validation nodes (or graphs) only, as counts by bin of the score (`core.score_bins`).
+A rule sees only validation nodes (or graphs), as counts by score bin (`core.score_bins`).
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ RULES = {
     "precision@recall=R": "the highest precision with a recall of at least R",
     "cost:FN,FP": "the lowest cost, where a missed positive costs FN and a false alert FP",
 }
-"""The form of each rule, and the goal that it reaches for."""
+"""The form of each rule, and its goal."""
 THRESHOLD = "threshold.toml"
 """The file of a site's own threshold, in the folder of a run whose scores stay there."""
-_NUMBER = r"([\d.]+(?:e[+-]?\d+)?)"  # a card repeats a rule, and float() reads other alphabets
+_NUMBER = r"([\d.]+(?:e[+-]?\d+)?)"  # ASCII only: a card repeats it, and float() accepts more
 _AT = re.compile(rf"(recall|precision)@(precision|recall)={_NUMBER}", re.ASCII)
 _COST = re.compile(rf"cost:{_NUMBER},{_NUMBER}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Alert where the probability of the class `positive` is at least `value`."""
+    """Alert if the probability of the class `positive` is at least `value`."""
 
     rule: str
     value: float
     positive: int  # the number of the class
-    # On the validation nodes (or graphs) that chose it. A delivered model does not have them.
+    # On the validation nodes (or graphs) that chose it. A delivered model lacks these values.
     precision: float | None = None
     recall: float | None = None
     alerts: float | None = None  # the share of them above the threshold
 
     def plain(self) -> dict[str, object]:
-        """The table `threshold` of model.toml."""
+        """Return the table `threshold` of model.toml."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def of(cls, about: Mapping[str, object] | None) -> Threshold | None:
-        """The threshold in the content of model.toml; None if the run chose none."""
+        """Return the threshold in the content of model.toml, or None if the run chose none."""
         found = (about or {}).get("threshold")
         return cls(**found) if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule's text, taken apart."""
+    """A parsed rule."""
 
     text: str
     kind: str  # "max_f1", "recall", "precision" or "cost"
     numbers: tuple[float, ...]
 
     def best(self, true: np.ndarray, false: np.ndarray) -> int | None:
-        """The lowest bin that alerts, from true and false alerts by lowest bin; None if none may.
+        """Return the lowest bin that alerts, or None if no bin satisfies the rule.
 
-        Of equals the one with the fewest alerts.
+        The arguments are true and false alerts by lowest bin. Ties go to the fewest alerts.
         """
         positives, alerts = true[0], true + false
         precision = true / np.maximum(alerts, 1)
@@ -83,7 +83,7 @@ class Rule:
 
 
 def write_chosen(path: Path, rule: Rule, counts: np.ndarray, positive: int) -> None:
-    """Write the threshold that a rule chooses to a file; remove the file if it chooses none."""
+    """Write the threshold that a rule chooses to a file, or remove the file if it chooses none."""
     if (chosen := choose(rule, counts, positive)) is None:
         path.unlink(missing_ok=True)
     else:
@@ -91,7 +91,7 @@ def write_chosen(path: Path, rule: Rule, counts: np.ndarray, positive: int) -> N
 
 
 def of_alerts(counts: np.ndarray, value: float) -> tuple[float, float, float]:
-    """Precision, recall and the share of alerts from a probability on, of counts (2, BINS)."""
+    """Return precision, recall and share of alerts at a threshold, of counts (2, BINS)."""
     above = lower_edges()[:-1].numpy() >= value - 1e-12
     false, true = counts[:, above].sum(1).tolist()
     alerts = true + false
@@ -99,7 +99,7 @@ def of_alerts(counts: np.ndarray, value: float) -> tuple[float, float, float]:
 
 
 def parse_rule(text: str) -> Rule:
-    """A rule from its text; one sentence for any other text."""
+    """Parse a rule, or raise a one-sentence error."""
     try:
         if text == "max_f1":
             return Rule(text, text, ())
@@ -116,7 +116,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def choose(rule: Rule, counts: np.ndarray, positive: int) -> Threshold | None:
-    """The rule's threshold on counts by truth and bin, (2, BINS); None if no one satisfies it."""
+    """Return the rule's threshold on counts by truth and bin, (2, BINS), or None if impossible."""
     # Alerts if the lowest bin that alerts is b, for b from 0 to "none".
     false, true = np.append(counts[:, ::-1].cumsum(1)[:, ::-1], np.zeros((2, 1)), axis=1)
     lowest = rule.best(true, false)

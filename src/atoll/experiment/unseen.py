@@ -1,9 +1,8 @@
 """Nodes that arrive after training (split `unseen`): clients train without them.
 
-Each client's graph in training is the subgraph of its other nodes. When the run has ended, the kept
-model of the selected round predicts on the whole graph, where new nodes have old neighbours. A
-score is the mean over clients, weighted by the nodes that it counts; a client without such nodes
-drops out.
+Each client's graph in training is the subgraph of its other nodes. After the run, the kept model of
+the selected round predicts on the whole graph, where new nodes have old neighbours. A score is the
+mean over clients, weighted by the nodes that it counts. Clients without such nodes are excluded.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class Unseen:
     metrics: Mapping[str, Mapping[str, Any]]  # mean, std and per_seed, by the metric's name
 
     def sentence(self, metric: str) -> str:
-        """The result in plain words, the given metric first."""
+        """Return the result as a sentence, the given metric first."""
         scores = words(self.metrics, metric)
         return f"{ABOUT[self.kind]} ({self.tested}): {scores or 'no score'}."
 
 
 def part_unseen(federation: Federation) -> tuple[Federation, Federation | None]:
-    """The clients as they train, and whole; None where every node is there from the start."""
+    """Return the clients for training, and the whole clients, or None without new nodes."""
     if not str(federation.about.get("split", "")).startswith("unseen"):
         return federation, None
     small = each(partial(at_stage, stage=0), federation.graphs)
@@ -69,13 +68,13 @@ def part_unseen(federation: Federation) -> tuple[Federation, Federation | None]:
 
 
 def _of(graph: Graph, role: int) -> Tensor:
-    """Which nodes have a role of `KINDS`, (N,) bool."""
+    """Return the nodes with a role of `KINDS`, (N,) bool."""
     assert graph.since is not None
     return torch.eq(graph.since, role)
 
 
 def all_tested(newcomer: Federation) -> Federation:
-    """A new client whose labelled nodes are all scored."""
+    """Return a new client whose labelled nodes are all scored."""
 
     def change(graph: Graph) -> Graph:
         assert graph.since is not None
@@ -90,11 +89,11 @@ def check_unseen(method: Method, select: str, evaluate: str | None) -> None:
     check_kept(method, select, "new nodes")
     if evaluate == "local":
         why = "the deployed model predicts new nodes, but --evaluate local scores another"
-        raise ConfigError(f"{why}; leave out --evaluate, or choose another --split")
+        raise ConfigError(f"{why}; remove --evaluate, or choose another --split")
 
 
 def unseen_scores(run: Run, whole: Federation) -> Scores:
-    """Every metric of a finished run's selected model, for each kind of new nodes."""
+    """Return every metric of a finished run's selected model, for each kind of new nodes."""
     model, found = kept_model(run), {}
     for kind, role in KINDS.items():
         rows, counts = list[dict[str, float]](), list[int]()
@@ -107,14 +106,14 @@ def unseen_scores(run: Run, whole: Federation) -> Scores:
 
 
 def mean_scores(rows: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float]:
-    """Means over clients, weighted by the nodes that count; a metric that no client has is left."""
+    """Return means over clients, weighted by nodes, of all metrics that some client has."""
     table = {name: np.array([row.get(name, np.nan) for row in rows]) for name in METRICS}
     known = {name: values for name, values in table.items() if not np.isnan(values).all()}
     return {k: float(mean_over_clients(v, np.array(counts))) for k, v in known.items()}
 
 
 def over_seeds(whole: Federation, seeds: Sequence[Scores]) -> dict[str, Unseen]:
-    """The result over all seeds, for each kind."""
+    """Return the result over all seeds, for each kind."""
     result = {}
     for kind, role in KINDS.items():
         names = dict.fromkeys(name for one in seeds for name in one[kind])

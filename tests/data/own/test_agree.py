@@ -190,7 +190,7 @@ def test_owners_that_differ_are_refused(one: list[Told], two: list[Told], senten
 
 def test_what_was_agreed_must_fit(tmp_path: Path) -> None:
     features = loaded(hospitals(tmp_path), "pooled").encoder.features
-    with pytest.raises(DataError, match="the agreed columns are not those of the tables"):
+    with pytest.raises(DataError, match="the agreed columns differ from the columns of the tables"):
         with_agreed(features, [Agreed("other")])
     with pytest.raises(ValueError, match="not finite"):
         Agreed("f", centre=float("inf"))

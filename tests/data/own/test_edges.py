@@ -46,10 +46,10 @@ def test_findings_are_counted_and_dropped(tmp_path: Path) -> None:
     assert pairs(source) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert report.messages == (
         "nodes.csv: 1 rows with an id given before were dropped",
-        "1 edges to nodes that are not there were dropped",
+        "1 edges to missing nodes were dropped",
         "1 self-loops were dropped",
         "1 duplicate edges were dropped",
-        "1 edges were given in both directions and stand once",
+        "1 edges were given in both directions and count once",
     )
 
 

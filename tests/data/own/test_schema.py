@@ -45,7 +45,7 @@ REFUSED: dict[str, Tables] = {
         E,
         "target = 'f'\n[nodes]\nlabel = 'label'",
         "schema.toml gives target = 'f' and [nodes] label = 'label', but both name the column to "
-        "predict; leave one of them out",
+        "predict; remove one of them",
     ),
     "schema target column": (G, E, "target = 'lobel'", "does not have; did you mean 'label'?"),
     "schema target kind": (

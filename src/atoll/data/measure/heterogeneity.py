@@ -1,17 +1,17 @@
-"""How the clients of a federation differ, by the papers' own measures.
+"""Measures of how the clients of a federation differ, as defined in the papers.
 
 - Labels: Jensen-Shannon divergence between the clients' label distributions.
 - Edges: homophily, overall and class-wise (FedTAD, Eq. 2):
   φ(c) = |{(p, q) ∈ E: y_p = c and y_q = c}| / |{(p, q) ∈ E: y_p = c or y_q = c}|.
 - Features and structure (GCFL §4.1): Jensen-Shannon divergence between distributions of the cosine
   similarity of connected nodes, and between anonymous-walk embeddings.
-- Shape (GCFL Table 1): four statistics next to those of random graphs.
+- Shape (GCFL Table 1): four statistics, compared with random graphs.
 - Embeddings of a trained model (FedATH Fig. 1b): Wasserstein distance within a class.
 
-`describe` takes a client as one graph; its divergences are in bits, from 0 (equal) to 1 (nothing in
-common). `compare_graphs` averages over pairs of graphs in nats, as GCFL does. GCFL's code compares
-counts of distinct similarities without the similarities; here the bins are common to all clients.
-It joins walks of 3 to 7 steps; here there are 5 steps, hence 52 anonymous walks.
+`describe` takes a client as one graph. Its divergences are in bits, from 0 (equal) to 1 (disjoint).
+`compare_graphs` averages over pairs of graphs in nats, as GCFL does. GCFL's code compares counts of
+distinct similarities without the similarities. Here the bins are common to all clients. GCFL joins
+walks of 3 to 7 steps. Here walks have 5 steps, so there are 52 anonymous walks.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from atoll.data.source import undirected_pairs
 
 WALK_STEPS = 5  # steps of an anonymous walk; there are 52 such walks
 FEATURE_BINS = 40  # bins of the feature similarity, from -1 to 1
-NATS = float(np.log(2))  # of a bit
+NATS = float(np.log(2))  # nats in a bit
 _CHUNK = 1 << 16  # pairs whose features are multiplied at once
 
 
 @dataclass(frozen=True, eq=False)
 class Heterogeneity:
-    """The measures of `describe`. K clients, C classes; NaN where a number is not defined."""
+    """The measures of `describe`. K clients, C classes. Undefined numbers are NaN."""
 
     name: str
     clients: ndarray  # each client's own number, (K,)
@@ -58,9 +58,9 @@ class Heterogeneity:
     mean_degree: ndarray  # (K,)
     labels: ndarray  # nodes of each class, (K, C)
     homophily: ndarray  # share of the pairs whose nodes have one class, (K,)
-    class_homophily: ndarray  # FedTAD's Eq. 2, (K, C); NaN where no pair touches the class
-    edges_total: float  # edges of the whole graph; NaN when the federation does not know
-    edges_lost: float  # those that no client has
+    class_homophily: ndarray  # FedTAD's Eq. 2, (K, C); NaN if no pair touches the class
+    edges_total: float  # edges of the whole graph, or NaN if unknown
+    edges_lost: float  # edges that no client has
     label_divergence: ndarray  # between label distributions, (K, K)
     # Between distributions of connected nodes' feature similarity, (K, K). Two clients with 450
     # pairs each, drawn from one distribution, differ by about 0.015.
@@ -72,13 +72,13 @@ class Heterogeneity:
 
     @property
     def edges_lost_share(self) -> float:
-        """Share of the whole graph's edges that no client has."""
+        """The share of the whole graph's edges that no client has."""
         return self.edges_lost / self.edges_total if self.edges_total else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class PlainGraph:
-    """One graph without padding, as NumPy arrays; labels are -1 where unknown."""
+    """One graph without padding, as NumPy arrays. Unknown labels are -1."""
 
     nodes: int
     pairs: ndarray
@@ -87,7 +87,7 @@ class PlainGraph:
     roles: tuple[int, int, int] = (0, 0, 0)
 
     def anonymous_walks(self, walks: int, rng: np.random.Generator) -> ndarray:
-        """The graph's embedding by walks of `WALK_STEPS` steps."""
+        """Return the graph's embedding by walks of `WALK_STEPS` steps."""
         return anonymous_walks(self.pairs, self.nodes, walks=walks, steps=WALK_STEPS, rng=rng)
 
 
@@ -96,13 +96,13 @@ def describe(
     *,
     seed: int = 0,
     walks: int = 20_000,  # random walks per client for its anonymous-walk embedding
-    random_graphs: int = 20,  # with which each client is compared; 0 for none
-    path_sources: int = 512,  # nodes from which shortest paths are counted, if there are more
+    random_graphs: int = 20,  # number of random graphs to compare each client with
+    path_sources: int = 512,  # most nodes from which shortest paths are counted
     feature_bins: int = FEATURE_BINS,  # of the feature similarity, from -1 to 1
     shape: bool = True,  # whether to compute `STATISTICS`, the slowest part; NaN if not
 ) -> Heterogeneity:
-    """Measure how a federation's clients differ; weights and edge directions have no effect."""
-    # Generators are keyed by the client's own number, so that the order of clients has no effect.
+    """Measure how a federation's clients differ. Weights and edge directions have no effect."""
+    # Random generators depend on the client's own number, so the order of clients has no effect.
     _check(0, seed=seed, random_graphs=random_graphs)
     _check(1, walks=walks, path_sources=path_sources, feature_bins=feature_bins)
     clients, classes, numbers = _read(federation), federation.classes, federation.numbers
@@ -150,25 +150,25 @@ def _check(least: int, **options: int) -> None:
 
 
 def jensen_shannon(counts: ndarray) -> ndarray:
-    """Jensen-Shannon divergence in bits between every two rows, (K, B) -> (K, K)."""
-    # Rows are scaled to sum to one; a row without any count is NaN against every other.
+    """Return the Jensen-Shannon divergence in bits between every two rows, (K, B) -> (K, K)."""
+    # Rows are scaled to sum to one. A row without counts is NaN compared with every other.
     weights = np.asarray(counts, dtype=np.float64)
     total = weights.sum(axis=1, keepdims=True)
     shares = np.divide(weights, total, out=np.full_like(weights, np.nan), where=total > 0)
     found = np.empty((len(shares), len(shares)))
     for row, share in enumerate(shares):
         middle = (share + shares) / 2
-        # SciPy's `jensenshannon` takes a root, which is NaN when rounding leaves -1e-17 here.
+        # SciPy's `jensenshannon` takes a root, which is NaN if rounding leaves -1e-17 here.
         found[row] = (rel_entr(share, middle) + rel_entr(shares, middle)).sum(axis=1) / 2
     return np.asarray(np.clip(found / NATS, 0, 1))
 
 
 def _read(federation: Federation) -> list[PlainGraph]:
-    """The clients' real nodes and edges as NumPy arrays."""
+    """Read the clients' real nodes and edges as NumPy arrays."""
     graphs = federation.graphs
     selected = [(graph.train + graph.val + graph.test).cpu().numpy() > 0 for graph in graphs]
-    # A graph stores an unknown label as zero. Nodes outside every mask that are *all* of class zero
-    # are taken as unlabelled; if some are not, a split left out nodes whose labels are known.
+    # A graph stores an unknown label as zero. If *all* nodes outside every mask are of class zero,
+    # they count as unlabelled. Otherwise a split excluded nodes with known labels.
     left_out = [
         graph.y.cpu().numpy()[(graph.real.cpu().numpy() > 0) & ~mask]
         for graph, mask in zip(graphs, selected, strict=True)
@@ -178,7 +178,7 @@ def _read(federation: Federation) -> list[PlainGraph]:
     for graph, mask in zip(graphs, selected, strict=True):
         real, ends = real_edges(graph)
         if not real.any():
-            raise DataError("a client has no nodes; leave it out of the federation")
+            raise DataError("a client has no nodes; remove it from the federation")
         nodes, place = int(real.sum()), np.cumsum(real) - 1
         pairs, _ = undirected_pairs(place[ends], nodes)
         y = graph.y.cpu().numpy()
@@ -189,14 +189,14 @@ def _read(federation: Federation) -> list[PlainGraph]:
 
 
 def real_edges(graph: Graph) -> tuple[ndarray, ndarray]:
-    """Which nodes are real, (N,) bool, and the edges between them, (2, E)."""
+    """Return which nodes are real, (N,) bool, and the edges between them, (2, E)."""
     real = graph.real.cpu().numpy() > 0
     ends, weight = graph.edges.cpu().numpy(), graph.edge_weight.cpu().numpy()
     return real, ends[:, (weight != 0) & real[ends].all(axis=0)]
 
 
 def plain_features(x: Tensor | Sparse) -> ndarray | sp.csr_array:
-    """Features as NumPy or SciPy stores them."""
+    """Convert features to NumPy or SciPy."""
     if isinstance(x, Sparse):
         entries = (x.values.cpu().numpy(), (x.rows.cpu().numpy(), x.columns.cpu().numpy()))
         return sp.csr_array(entries, shape=x.shape)
@@ -204,7 +204,7 @@ def plain_features(x: Tensor | Sparse) -> ndarray | sp.csr_array:
 
 
 def _homophily(client: PlainGraph, classes: int) -> tuple[float, ndarray]:
-    """Edge homophily, overall and class-wise (FedTAD Eq. 2), over pairs with two known labels."""
+    """Return edge homophily, overall and class-wise (FedTAD Eq. 2), over labelled pairs."""
     first, second = client.labels[client.pairs]
     known = (first >= 0) & (second >= 0)
     first, second = first[known], second[known]
@@ -217,8 +217,8 @@ def _homophily(client: PlainGraph, classes: int) -> tuple[float, ndarray]:
 
 
 def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
-    """Shares of the cosine similarities of connected nodes' features (GCFL §4.1), (B,)."""
-    # Pairs with a node that has no features at all have no cosine and are left out.
+    """Return the histogram of cosine similarities of connected nodes (GCFL §4.1), (B,)."""
+    # Pairs with a node without any features have no cosine and are excluded.
     x = client.x.astype(np.float64)
     length = np.sqrt(np.asarray((x * x).sum(axis=1)))  # `*` is element by element for both kinds
     found = np.zeros(bins)
@@ -227,14 +227,14 @@ def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
         scale = length[first] * length[second]
         products = x[first] * x[second]
         cosine = np.asarray(products.sum(axis=1))[scale > 0] / scale[scale > 0]
-        # Rounded, so that 0 and 1, all that one-hot features give, fall on one side of their bins.
+        # Round, so that 0 and 1, the only values of one-hot features, fall into definite bins.
         place = np.floor(np.round((cosine + 1) / 2 * bins, 6)).astype(np.int64)
         found += np.bincount(np.clip(place, 0, bins - 1), minlength=bins)
     return found / found.sum() if found.any() else np.full(bins, np.nan)
 
 
 def _edges_lost(federation: Federation) -> tuple[float, float]:
-    """Edges of the whole graph and those that no client has; pairs when both directions stand."""
+    """Return the edges of the whole graph, and the lost ones. Two directions count as a pair."""
     total = federation.about.get("edges_total")
     if total is None:
         return float("nan"), float("nan")
@@ -244,27 +244,27 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
     width = int(owned.max(initial=0)) + 1
     keys = source * width + target
     if np.unique(owned).size < owned.size:
-        # A partition that gives a node to two clients may give them one edge too: count it once.
+        # If a node belongs to two clients, an edge may, too: count it once.
         keys = np.unique(keys)
     there, back = np.divmod(keys, width)
     if not np.array_equal(np.unique(keys), np.unique(back * width + there)):
         return float(total), float(total - keys.size)
-    # No self-loop is ever lost, and none is a pair.
+    # Self-loops are never lost, and are not pairs.
     return (total - int((there == back).sum())) / 2, (total - keys.size) / 2
 
 
 @dataclass(frozen=True, eq=False)
 class PairHeterogeneity:
-    """Means over pairs of graphs, (K, K); NaN where there is no such pair."""
+    """Means over pairs of graphs, (K, K), or NaN without such a pair."""
 
-    structure: ndarray  # Jensen-Shannon distance, nats; the diagonal within a client
+    structure: ndarray  # Jensen-Shannon distance, nats; on the diagonal within a client
     features: ndarray  # Jensen-Shannon divergence, nats
 
 
 def compare_graphs(
     federation: Federation, *, graphs: int = 20, walks: int = 2000, seed: int = 0
 ) -> PairHeterogeneity:
-    """Mean differences of two clients' graphs, `graphs` of each at most (GCFL §4.1, Table 2)."""
+    """Return mean differences of two clients' graphs, at most `graphs` each (GCFL Table 2)."""
     embedded, similar, owner = [], [], []
     numbered = zip(federation.numbers, federation.graphs, strict=True)
     for place, (number, graph) in enumerate(numbered):
@@ -280,9 +280,9 @@ def compare_graphs(
 
 
 def some_graphs(graph: Graph, count: int, rng: np.random.Generator) -> list[PlainGraph]:
-    """Some of a client's small graphs, or its only one."""
+    """Return up to `count` of a client's small graphs, or its only graph."""
     x, (real, ends) = plain_features(graph.x), real_edges(graph)
-    # A client that classifies nodes has one graph, whose root might be any node.
+    # A client that classifies nodes has one graph, whose root may be any node.
     root = np.zeros(real.size, np.int64) if graph.root is None else graph.root.cpu().numpy()
     roots = np.unique(root[real])
     place, found = np.empty(real.size, dtype=np.int64), []
@@ -290,13 +290,13 @@ def some_graphs(graph: Graph, count: int, rng: np.random.Generator) -> list[Plai
         nodes = np.flatnonzero((root == one) & real)
         place[nodes] = np.arange(nodes.size)
         pairs, _ = undirected_pairs(place[ends[:, root[ends[0]] == one]], nodes.size)
-        # Neither labels nor roles are compared.
+        # Labels and roles are not compared.
         found.append(PlainGraph(nodes.size, pairs, x[nodes], np.zeros(nodes.size)))
     return found
 
 
 def _means(values: ndarray, clients: ndarray, size: int) -> ndarray:
-    """Means over the pairs of different graphs of two clients, (G, G) -> (K, K)."""
+    """Return means over the pairs of different graphs of two clients, (G, G) -> (K, K)."""
     known = np.isfinite(values) & ~np.eye(len(values), dtype=bool)
     member = (clients[:, None] == np.arange(size)).astype(float)
     total = member.T @ np.where(known, values, 0.0) @ member
@@ -306,16 +306,16 @@ def _means(values: ndarray, clients: ndarray, size: int) -> ndarray:
 
 def embedding_distance(
     embeddings: Sequence[ndarray],  # (N_k, D) for each client
-    labels: Sequence[ndarray],  # (N_k,) for each client; negative labels are unknown and left out
+    labels: Sequence[ndarray],  # (N_k,) for each client; negative labels are unknown
     *,
-    samples: int = 200,  # at most so many nodes per client and class, drawn without replacement
+    samples: int = 200,  # most nodes per client and class, drawn without replacement
     order: int = 1,  # 1: earth mover's distance; 2: the root of the mean squared distance
     seed: int = 0,
 ) -> float:
-    """Mean Wasserstein distance between embeddings of one class at two clients (FedATH, Fig. 1b).
+    """Return the mean Wasserstein distance within a class between clients (FedATH, Fig. 1b).
 
-    NaN where no two clients have a class in common. The paper names neither the order nor the
-    ground distance: here Euclidean, order 1.
+    It is NaN if no two clients have a class in common. The paper names neither the order nor the
+    ground distance. Here they are 1 and Euclidean.
     """
     if order not in (1, 2) or samples < 1:
         advice = "order is 1 or 2, samples at least 1"

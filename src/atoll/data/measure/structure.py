@@ -17,25 +17,25 @@ STATISTICS = (
     "largest component",
     "clustering coefficient",
 )
-"""GCFL Table 1, in its order; its columns "real" for PTC_MR and IMDB-BINARY come out exactly.
+"""GCFL Table 1, in its order. Its columns "real" of PTC_MR and IMDB-BINARY are reproduced exactly.
 
-Kurtosis is Pearson's, 3 for a normal distribution, NaN for a regular graph (paper: 0); the
-path is the mean over the largest component; the component is a share of all nodes; the coefficient
-is the mean over nodes, 0 for a node with fewer than two neighbours.
+Kurtosis is Pearson's, 3 for a normal distribution, NaN for a regular graph (paper: 0). The path is
+the mean over the largest component. The component is a share of all nodes. The coefficient is the
+mean over nodes, 0 for a node with fewer than two neighbours.
 """
 
 
 def adjacency(pairs: ndarray, nodes: int) -> sp.csr_array:
-    """The symmetric 0/1 matrix of the pairs, (N, N)."""
+    """Return the symmetric 0/1 matrix of the pairs, (N, N)."""
     rows, columns = np.concatenate([pairs, pairs[::-1]], axis=1)
     ones = np.ones(rows.size, dtype=np.int64)
     return sp.csr_array((ones, (rows, columns)), shape=(nodes, nodes))
 
 
 def structure_statistics(pairs: ndarray, nodes: int, *, path_sources: int, rng: Rng) -> ndarray:
-    """The four numbers of `STATISTICS`; NaN where one is not defined."""
+    """Return the four numbers of `STATISTICS`. Undefined ones are NaN."""
     # Shortest paths are counted from all nodes of the largest component, or from `path_sources`
-    # drawn ones when it is larger.
+    # drawn nodes if it is larger.
     from scipy.stats import kurtosis
 
     matrix = adjacency(pairs, nodes)
@@ -50,8 +50,8 @@ def structure_statistics(pairs: ndarray, nodes: int, *, path_sources: int, rng: 
 
 
 def mean_path_length(matrix: sp.csr_array, sources: int, rng: Rng) -> float:
-    """Mean number of steps from (drawn) nodes to all others of a connected graph."""
-    # All searches run together, one bit per source: SciPy's search, source by source, takes eight
+    """Return the mean number of steps from (drawn) nodes to all others of a connected graph."""
+    # All searches run together, one bit per source. SciPy's search, source by source, takes eight
     # times as long for a client of Cora, and the random graphs multiply that by twenty.
     size = matrix.shape[0]
     if size < 2:
@@ -63,7 +63,7 @@ def mean_path_length(matrix: sp.csr_array, sources: int, rng: Rng) -> float:
     frontier, steps, total = seen, 0, 0
     while frontier.any():
         total += steps * int(np.bitwise_count(frontier).sum())
-        # Every node of a connected graph has a neighbour, so that no segment is empty.
+        # Every node of a connected graph has a neighbour, so no segment is empty.
         reached = np.bitwise_or.reduceat(frontier[matrix.indices], matrix.indptr[:-1], axis=0)
         frontier = reached & ~seen
         seen = seen | frontier
@@ -72,11 +72,11 @@ def mean_path_length(matrix: sp.csr_array, sources: int, rng: Rng) -> float:
 
 
 def clustering(pairs: ndarray, nodes: int) -> float:
-    """Mean over nodes of the share of their neighbour pairs that are connected."""
+    """Return the mean over nodes of the share of connected neighbour pairs."""
     degrees = np.bincount(pairs.ravel(), minlength=nodes)
     order = np.empty(nodes, dtype=np.int64)
     order[np.argsort(degrees, kind="stable")] = np.arange(nodes)
-    # Edges point to the end of larger degree: few leave a hub, which bounds the products' cost.
+    # Edges point to the node of larger degree. Few edges leave a hub, which bounds the cost.
     turn = order[pairs[0]] > order[pairs[1]]
     first, last = np.where(turn, pairs[::-1], pairs)
     ones = np.ones(first.size, dtype=np.int64)
@@ -89,9 +89,9 @@ def clustering(pairs: ndarray, nodes: int) -> float:
 
 
 def random_pairs(nodes: int, count: int, rng: Rng) -> ndarray:
-    """A uniformly drawn graph with that many nodes and pairs (Erdős–Rényi's first model)."""
+    """Draw a uniform random graph with these numbers of nodes and pairs (Erdős–Rényi)."""
     number = rng.choice(nodes * (nodes - 1) // 2, count, replace=False, shuffle=False)
-    # Pair number h (h - 1) / 2 + l is (l, h); the root may be off by one after rounding.
+    # Pair number h (h - 1) / 2 + l is (l, h). The root may be off by one after rounding.
     high = ((1 + np.sqrt(1 + 8 * number.astype(np.float64))) / 2).astype(np.int64)
     high -= high * (high - 1) // 2 > number
     high += high * (high + 1) // 2 <= number
@@ -100,25 +100,25 @@ def random_pairs(nodes: int, count: int, rng: Rng) -> ndarray:
 
 @dataclass(frozen=True, eq=False)
 class StructureGap:
-    """A graph's `STATISTICS` next to mean and std over random graphs of as many nodes and edges.
+    """A graph's `STATISTICS`, compared with random graphs of the same numbers of nodes and edges.
 
     Arrays are (4,) for one graph and (K, 4) for the clients of a federation. `p` is a two-sided
-    Monte Carlo p-value: the share of graphs, the real one counted, that lie at least as far from
-    the mean; at least 1 / (graphs + 1). GCFL prints p-values over the graphs of a data set without
-    naming the test; a client is one graph.
+    Monte Carlo p-value: the share of graphs, including the real one, that are at least as far from
+    the mean. It is at least 1 / (graphs + 1). GCFL publishes p-values over the graphs of a data set
+    without naming the test. Here a client is one graph.
     """
 
     real: ndarray
     mean: ndarray
     std: ndarray
-    z: ndarray  # (real - mean) / std; NaN where the random graphs do not differ
+    z: ndarray  # (real - mean) / std, or NaN if all random graphs are equal
     p: ndarray
 
 
 def compare_with_random(
     pairs: ndarray, nodes: int, graphs: int, path_sources: int, rng: Rng
 ) -> StructureGap:
-    """Compare a graph with `graphs` random ones of as many nodes and edges (GCFL Table 1)."""
+    """Compare a graph with `graphs` random ones of the same size (GCFL Table 1)."""
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
     samples = np.full((graphs, real.size), np.nan)
     for row in samples:
@@ -128,7 +128,7 @@ def compare_with_random(
         unknown = np.full(real.size, np.nan)
         return StructureGap(real, samples[0] if graphs else unknown, unknown, unknown, unknown)
     mean, std = samples.mean(axis=0), samples.std(axis=0, ddof=1)
-    # Equal numbers can have a mean that differs from them in the last digit.
+    # The mean of equal numbers may differ from them in the last digit.
     varies = std > 1e-12
     z = np.divide(real - mean, std, out=np.full(real.size, np.nan), where=varies)
     farther = np.abs(samples - mean) >= np.abs(real - mean) - 1e-12
@@ -138,7 +138,7 @@ def compare_with_random(
 
 @lru_cache(maxsize=8)
 def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
-    """Every anonymous walk of that many steps, sorted: 1, 2, 5, 15, 52, 203, ... of them."""
+    """Return all anonymous walks of `steps` steps, sorted: 1, 2, 5, 15, 52, 203, ... of them."""
     # An anonymous walk numbers nodes as they first appear: both a-b-a-c and x-y-x-z are 0102.
     walks: list[tuple[int, ...]] = [(0,)]
     for _ in range(steps):
@@ -148,9 +148,9 @@ def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
 
 
 def anonymous_walks(pairs: ndarray, nodes: int, *, walks: int, steps: int, rng: Rng) -> ndarray:
-    """How often each of `walk_patterns` occurs among random walks: the graph's embedding."""
+    """Return the share of each of `walk_patterns` among random walks: the graph's embedding."""
     # Ivanov and Burnaev, "Anonymous Walk Embeddings", ICML 2018. Walks start at a uniformly drawn
-    # node that has a neighbour. The shares sum to one; they are NaN for a graph without edges.
+    # node that has a neighbour. The shares sum to one. They are NaN for a graph without edges.
     patterns = walk_patterns(steps)
     if pairs.shape[1] == 0:
         return np.full(len(patterns), np.nan)

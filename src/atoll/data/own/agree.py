@@ -1,7 +1,7 @@
-"""One encoder for several owners of tables: what each tells of its columns, what all agree on.
+"""One encoder for several owners of tables: the statistics that each sends, and the agreement.
 
-An owner tells no row: for a number how many rows have one, their mean and the sum of the squared
-deviations from it, and for a category the values that occur. The kinds and rules must be alike.
+An owner sends no row. For a number it sends how many rows have one, their mean and the sum of the
+squared deviations; for a category the values that occur. Kinds and rules must be equal.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 
 MODES = ("federated", "local", "pooled")
 TELLS = (
-    "the names of columns and how they are read; of each number how many rows have one, their mean "
-    "and, if they scale it, their squared deviations; of each category its values"
+    "the names of columns and how they are read; for each number how many rows have one, their "
+    "mean and, if they scale it, their squared deviations; for each category its values"
 )
-SCALED = ("standard", "log")  # by the mean and the deviation of all rows
+SCALED = ("standard", "log")  # scaled by the mean and the deviation of all rows
 LARGEST = 1e100
 Text = Annotated[str, Meta(max_length=1000)]
 Values = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one owner tells of one column."""
+    """The statistics of one column that one owner sends."""
 
     name: Text
-    form: Text  # its kind and the choices that must be alike
+    form: Text  # its kind and the choices that must be equal
     values: Values = ()  # of a category
-    more: Values = ()  # names of the feature columns, but for those of the values
-    rows: Annotated[int, Meta(ge=0)] = 0  # that have a number
+    more: Values = ()  # names of the feature columns, except those of the values
+    rows: Annotated[int, Meta(ge=0)] = 0  # rows that have a number
     mean: float = 0.0
     squares: Annotated[float, Meta(ge=0)] = 0.0  # sum of the squared deviations from the mean
-    rest: float = 0.0  # sum of the deviations, which only rounding makes other than zero
+    rest: float = 0.0  # sum of the deviations, which is zero up to rounding
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.mean, self.squares, self.rest))):
             raise ValueError(f"the statistics of column {quoted(self.name)} are not finite")
-        # Features are 32-bit floats. The squares of these bounds, in any sum, are finite.
+        # Features are 32-bit floats. Sums of the squares of these bounds are finite.
         if max(abs(self.mean), abs(self.rest)) > LARGEST or self.squares > LARGEST**2:
             raise ValueError(f"the statistics of column {quoted(self.name)} are too large")
-        if self.rows and self.form.count(", ") < 2:  # kind, scale and treatment of gaps
+        if self.rows and self.form.count(", ") < 2:  # kind, scale and treatment of missing values
             raise ValueError(f"the form of column {quoted(self.name)} is not complete")
 
 
 class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all owners use for one column."""
+    """The values that all owners use for one column."""
 
     name: Text
     values: Values = ()
@@ -70,7 +70,7 @@ class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def needs(feature: Feature) -> str:
-    """What must be known of all rows: "nothing", "values", "sums", or their "order" (a median)."""
+    """Return the statistic that a column needs: "nothing", "values", "sums" or "order" (median)."""
     rule = feature.rule
     if feature.kind == "category":
         return "nothing" if rule.values else "values"
@@ -83,7 +83,7 @@ def needs(feature: Feature) -> str:
 
 
 def check_sums(features: Sequence[Feature]) -> None:
-    """Refuse a statistic that sums cannot give."""
+    """Refuse a statistic that cannot be computed from sums."""
     for name in (feature.name for feature in features if needs(feature) == "order"):
         problem = f"column '{name}' needs a median, which owners cannot agree on by sums"
         ways = 'scale = "standard" or "range" and missing = "mean" in schema.toml'
@@ -91,7 +91,7 @@ def check_sums(features: Sequence[Feature]) -> None:
 
 
 def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None:
-    """Refuse, in a private run, what the schema does not declare: values, and `numbers` too."""
+    """Refuse, in a private run, values (and `numbers`) that the schema does not declare."""
     for feature in features:
         if (kind := needs(feature)) == "values" or (numbers and kind != "nothing"):
             told = "a private run tells no statistics of rows and no values of categories"
@@ -103,7 +103,7 @@ def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None
 
 
 def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] | None = None) -> Told:
-    """What an owner tells of a column: of numbers, NaN where there is none, or of some values."""
+    """Return an owner's statistics of a column: of numbers (NaN if missing), or of `values`."""
     rule = feature.rule
     choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
     form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
@@ -121,7 +121,7 @@ def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] | N
 
 
 def in_words(told: Told) -> str:
-    """What an owner tells of one column, for the owner to read."""
+    """Describe an owner's statistics of one column, for the owner to read."""
     kind = told.form.partition(", ")[0]
     found = f"values {quoted_list(told.values, 20)}" if kind == "category" else "no number"
     if told.rows:
@@ -131,13 +131,13 @@ def in_words(told: Told) -> str:
 
 
 def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
-    """The names of all feature columns after an agreement."""
+    """Return the names of all feature columns after an agreement."""
     pairs = zip(told, agreed, strict=True)
     return [n for t, a in pairs for n in (*(f"{t.name}={v}" for v in a.values), *t.more)]
 
 
 def agree(told: Mapping[str, Sequence[Told]]) -> tuple[Agreed, ...]:
-    """What owners, by their names, use in common; refuses columns that differ."""
+    """Return the common values of owners, which are given by name. Refuse different columns."""
     (first, ones), *others = told.items()
     for name, twos in others:
         if [c.name for c in ones] != [c.name for c in twos]:
@@ -176,9 +176,9 @@ def _agreed(told: Sequence[Told]) -> Agreed:
 
 
 def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[Feature, ...]:
-    """Own features with what all agreed on; a declared category or range stays unchanged."""
+    """Return own features with the agreed values. A declared category or range is unchanged."""
     if [f.name for f in features] != [a.name for a in agreed]:
-        raise DataError("the agreed columns are not those of the tables; agree again")
+        raise DataError("the agreed columns differ from the columns of the tables; agree again")
     taken = {"values": ("values",), "sums": ("centre", "spread", "fill"), "range": ("fill",)}
     wanted = ["range" if f.rule.range and needs(f) == "sums" else needs(f) for f in features]
     return tuple(
@@ -188,6 +188,6 @@ def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[
 
 
 def declared(rule: Rule) -> tuple[float, float, float]:
-    """Centre, spread and fill of a declared range, which becomes -1 to 1."""
+    """Return centre, spread and fill of a declared range, which becomes -1 to 1."""
     low, high = rule.range
     return (low + high) / 2, (high - low) / 2, (low + high) / 2

@@ -1,6 +1,6 @@
-"""Columns of a user's node table turned into arrays, without a loop over rows.
+"""Conversion of the columns of a user's node table to arrays, without a loop over rows.
 
-Ids, labels and roles; and numbers: decimals with a comma, truth values, dates, marks for no value.
+Ids, labels and roles; numbers with a decimal comma, booleans, dates, and marks for missing values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "?", "-"}
-"""Marks that people write for "no value"; a label must not become a class of that name."""
+"""Common marks for a missing value. A label must not become a class of that name."""
 NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|NaN|inf|Inf))$"
 SPARSE_BELOW = 0.25
-"""Share of non-zero features under which a CSR array is the smaller form by half or more."""
+"""Share of non-zero features below which a CSR array takes at most half the memory."""
 TRUTH = {"true": 1, "yes": 1, "t": 1, "y": 1, "1": 1, "false": 0, "no": 0, "f": 0, "n": 0, "0": 0}
 DAY = 86_400.0  # seconds
 MONDAY = 3 * DAY  # the first of January 1970 was a Thursday
@@ -33,7 +33,7 @@ MONDAY = 3 * DAY  # the first of January 1970 was a Thursday
 
 @dataclass(frozen=True)
 class Rows:
-    """How sentences name a table ("nodes.csv") and its row i ("nodes.csv row 7")."""
+    """The names of a table ("nodes.csv") and of its row i ("nodes.csv row 7") in errors."""
 
     name: str
     where: Callable[[int], str]
@@ -41,18 +41,18 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One column of a table, and how sentences name it."""
+    """One column of a table, and its name in errors."""
 
     values: pa.ChunkedArray
     name: str
     rows: Rows
 
     def error(self, row: int, problem: str) -> DataError:
-        """The error for one row of the column."""
+        """Return the error for one row of the column."""
         return DataError(f"{self.rows.where(row)}, column '{self.name}' {problem}")
 
     def complete(self, advice: str = "") -> Column:
-        """The column itself; a missing value is refused with the first place and the count."""
+        """Return the column. Refuse missing values, with the first place and the count."""
         if missing := self.values.null_count:
             problem = f"has no value ({missing} such rows in all); fill them in"
             problem += f", or {advice}" if advice else ""
@@ -61,18 +61,18 @@ class Column:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
+    """Return whether a column contains text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether a column holds numbers, truth values, or nothing at all."""
+    """Return whether a column contains numbers, booleans, or only missing values."""
     tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
     return any(test(kind) for test in tests)
 
 
 def clean_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text without spaces around it, nothing for empty text; other columns unchanged."""
+    """Strip text and replace empty text by null. Other columns are unchanged."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not is_text(column.type):
@@ -83,7 +83,7 @@ def clean_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def from_lists(values: Mapping[str, Sequence[object]], name: str) -> pa.Table:
-    """A table of the Python values of a graph called `name`, None where there is none."""
+    """Make a table of the Python values of a graph called `name`. Missing values are None."""
     table = {}
     for key, column in values.items():
         try:
@@ -96,19 +96,19 @@ def from_lists(values: Mapping[str, Sequence[object]], name: str) -> pa.Table:
 
 
 def first(mask: pa.ChunkedArray | np.ndarray) -> int:
-    """The first row where `mask` holds."""
+    """Return the first row where `mask` is true."""
     return int(np.argmax(mask if isinstance(mask, np.ndarray) else mask.fill_null(False)))
 
 
 def first_text(column: pa.ChunkedArray) -> int:
-    """The first row whose text is not a number; 0 where the column holds no text."""
+    """Return the first row whose text is not a number, or 0 if the column contains no text."""
     if not is_text(column.type):
         return 0
     return first(pc.invert(pc.match_substring_regex(column, NUMBER)))
 
 
 def as_ids(column: Column) -> pa.ChunkedArray:
-    """Ids as int64 or text; a fraction or a date names nothing."""
+    """Convert ids to int64 or text. Refuse fractions and dates."""
     values, kind = column.values, column.values.type
     if is_text(kind) or kind in (pa.null(), pa.uint64()):
         return values.cast(pa.large_string())
@@ -119,14 +119,14 @@ def as_ids(column: Column) -> pa.ChunkedArray:
 
 
 def lookup(column: pa.ChunkedArray, ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """The index of each value among `ids`, int32, or -1 where it is not one of them."""
-    if column.type != ids.type:  # a CSV file gives text where a Parquet file gives numbers
+    """Return the index of each value among `ids`, int32, or -1 if it is missing there."""
+    if column.type != ids.type:  # a CSV file has text where a Parquet file has numbers
         column, ids = column.cast(pa.large_string()), ids.cast(pa.large_string())
     return np.asarray(pc.index_in(column, value_set=ids).fill_null(-1), dtype=np.int32)
 
 
 def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
-    """A column as int64, or as NumPy text with every distinct text made only once."""
+    """Convert a column to int64, or to NumPy text that shares equal values."""
     if types.is_integer(column.type):
         return np.asarray(column, dtype=np.int64)
     column = column.cast(pa.large_string())
@@ -136,13 +136,13 @@ def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def sorted_values(column: pa.ChunkedArray) -> pa.Array:
-    """The distinct values of a column, in ascending order."""
+    """Return the distinct values of a column, in ascending order."""
     distinct = pc.unique(column).drop_null()
     return distinct.take(pc.sort_indices(distinct))
 
 
 def label_values(labels: Column) -> pa.ChunkedArray:
-    """Labels as text or whole numbers, nothing where there is none; a fraction is refused."""
+    """Return labels as text or integers, null if missing. Refuse fractions."""
     column = labels.values
     if types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
@@ -158,7 +158,7 @@ def label_values(labels: Column) -> pa.ChunkedArray:
 
 
 def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers, -1 where no label is given, and the classes' names in sorted order."""
+    """Return class numbers, -1 for missing labels, and the names of the classes, sorted."""
     column, name = label_values(labels), labels.name
     distinct = sorted_values(column)
     names = tuple(str(value) for value in distinct.to_pylist())
@@ -179,7 +179,7 @@ def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[s
 
 
 def split_roles(given: Column) -> np.ndarray:
-    """Roles from texts such as "train"; an empty text is an unused node."""
+    """Convert texts such as "train" to roles. An empty text is an unused node."""
     column = pc.utf8_lower(given.values.cast(pa.large_string()))
     distinct = pc.unique(column).drop_null()
     words = distinct.to_pylist()
@@ -187,11 +187,11 @@ def split_roles(given: Column) -> np.ndarray:
         advice = "a split is train, val (or valid, validation), test, or empty for an unused node"
         raise given.error(first(pc.equal(column, wrong[0])), f"holds {quoted(wrong[0])}; {advice}")
     roles = np.array([*(ROLE_WORDS[word] for word in words), UNUSED], dtype=np.int8)
-    return np.asarray(roles[lookup(column, distinct)])  # -1 takes the last
+    return np.asarray(roles[lookup(column, distinct)])  # -1 selects the last entry
 
 
 def cleaned(column: Column, rule: Rule) -> Column:
-    """The column with nothing where a mark for no value stands, and with decimal points."""
+    """Replace marks for missing values by null, and decimal commas by points."""
     values = column.values
     if rule.empty:
         marks = pa.array(rule.empty, pa.large_string())
@@ -205,7 +205,7 @@ def cleaned(column: Column, rule: Rule) -> Column:
 
 
 def check_number(column: Column, why: str, advice: str = "") -> None:
-    """Refuse a text that is not a number, with its place; `why` is the reason in the sentence."""
+    """Refuse a text that is not a number, with its place. `why` is the reason in the error."""
     kind = column.values.type
     if is_number(kind):
         return
@@ -220,7 +220,7 @@ def check_number(column: Column, why: str, advice: str = "") -> None:
 
 
 def numbers(column: Column, why: str, advice: str = "", *, gaps: bool) -> np.ndarray:
-    """A number for each row, (N,) float64; NaN where there is none, if there may be gaps."""
+    """Convert a column to numbers, (N,) float64. Missing values are NaN, if `gaps` allows them."""
     check_number(column, why, advice)
     wide = np.asarray(column.values.cast(pa.float64(), safe=False))
     with np.errstate(over="ignore"):  # a value beyond float32 is refused below, with its place
@@ -235,7 +235,7 @@ def numbers(column: Column, why: str, advice: str = "", *, gaps: bool) -> np.nda
 
 
 def truths(column: Column) -> np.ndarray:
-    """1 or 0 for each row, (N,) float64, NaN where there is no value."""
+    """Convert a boolean column to 1 or 0, (N,) float64. Missing values are NaN."""
     values = column.values
     if types.is_boolean(values.type):
         return np.asarray(values.cast(pa.float64()))
@@ -247,11 +247,11 @@ def truths(column: Column) -> np.ndarray:
         problem = f"holds {quoted(texts[row].as_py())} ({int(wrong.sum())} such rows in all)"
         raise column.error(row, f"{problem}; a truth value is true or false, yes or no, 1 or 0")
     every = np.array([*TRUTH.values(), np.nan], dtype=np.float64)
-    return np.asarray(every[places])  # -1 takes the last
+    return np.asarray(every[places])  # -1 selects the last entry
 
 
 def seconds(column: Column, rule: Rule) -> np.ndarray:
-    """Seconds since 1970 for each row, (N,) float64, NaN where there is no value."""
+    """Convert a date column to seconds since 1970, (N,) float64. Missing values are NaN."""
     values, kind = column.values, column.values.type
     if not types.is_date(kind) and not types.is_timestamp(kind):
         form = rule.format or "%Y-%m-%d"
@@ -268,7 +268,7 @@ def seconds(column: Column, rule: Rule) -> np.ndarray:
 
 
 def date_part(instants: np.ndarray, part: str, since: str) -> np.ndarray:
-    """Days since a day, or the place in a year, a week or a day as an angle; (N,) each."""
+    """Return days since a day, or the time in a year, week or day as an angle, (N,) each."""
     if part == "days":
         return np.asarray(instants / DAY - (date.fromisoformat(since) - date(1970, 1, 1)).days)
     if part == "year":

@@ -1,6 +1,6 @@
-"""A look at all tables of a user's own graph: every problem with its count, a schema to edit.
+"""A description of all tables of a user's graph: all problems with counts, and a schema to edit.
 
-A column has a kind, questions about it, and perhaps gives the label away.
+Each column gets a kind and questions, and a warning if it leaks the label.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ROLES = ("id", "label", "split")
 COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"
 """A number with a decimal comma, and points between thousands."""
 FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y-%m-%d %H:%M:%S")
-MOST = 50  # distinct texts that are taken for a category without a question
-FEW = 10  # rows among which a column of different numbers is no id
+MOST = 50  # distinct texts up to which a column is a category without a question
+FEW = 10  # up to this number of rows, a column of different numbers is not an id
 DIRECTED = "[edges] directed"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something to decide or to mend, and how many rows it concerns."""
+    """A problem to decide or to correct, and the number of affected rows."""
 
     place: str  # a file, or a column of it
     text: str
@@ -43,21 +43,21 @@ class Problem:
 
 @dataclass
 class Description:
-    """All that one look at the tables found."""
+    """All findings of one pass over the tables."""
 
     looks: dict[str, Look]  # of the columns of the nodes, in order
-    roles: dict[str, str]  # of these columns; a feature has none
+    roles: dict[str, str]  # of these columns; features are absent
     edges: dict[str, str]  # columns of the edges by role
     problems: list[Problem] = field(default_factory=list)
     rows: int = 0
-    known: Schema = field(default_factory=Schema)  # what is decided already
+    known: Schema = field(default_factory=Schema)  # decisions so far
 
     def ask(self, place: str, text: str, rows: int = 0) -> None:
         """Add a problem."""
         self.problems.append(Problem(place, text, int(rows)))
 
     def toml(self) -> str:
-        """A schema with every column; a line with `# ?` asks for a decision."""
+        """Return a schema with every column. A line with `# ?` asks for a decision."""
         lines = ["# Made by `atoll data describe`. Decide every line with `# ?`."]
         asked = [p for p in self.problems if "column" not in p.place and p.place != DIRECTED]
         lines += [f"# ? {p.place}: {p.text}" for p in asked]
@@ -86,13 +86,13 @@ class Description:
 
 
 def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
-    """The keys that are given, as lines of TOML."""
+    """Return the given keys as lines of TOML."""
     given = [(key, getattr(of, key)) for key in keys if getattr(of, key) not in (None, ())]
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given]
 
 
 def describe(path: Path, schema: Path | None = None) -> Description:
-    """Look at every file of a folder of tables once; what a schema decides is not asked again."""
+    """Examine every file of a folder of tables once. A schema answers questions in advance."""
     if not path.is_dir():
         raise DataError(f"'{path}' is no folder; give one with nodes.csv and edges.csv")
     own = path / "schema.toml"
@@ -108,7 +108,7 @@ def describe(path: Path, schema: Path | None = None) -> Description:
 
     found.rows, name = len(whole), parts[0].nodes.name
     rows = convert.Rows(name, where)
-    if whole.column_names:  # if no table can be read, one problem is enough
+    if whole.column_names:  # if no table is readable, one problem is enough
         _find_roles(whole, known, found, name)
         _find_owner(parts, whole.column_names, known, found)
         if "id" not in found.roles.values():
@@ -138,7 +138,7 @@ def describe(path: Path, schema: Path | None = None) -> Description:
 
 
 def _read(file: TableFile, found: Description) -> pa.Table:
-    """All columns of a table, of CSV as text; an empty one where the file cannot be read."""
+    """Read all columns of a table, of CSV as text, or an empty table if it is unreadable."""
     try:
         names = [name for name in file.columns() if name]
         return file.read(names, names)
@@ -148,7 +148,7 @@ def _read(file: TableFile, found: Description) -> pa.Table:
 
 
 def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> pa.Table:
-    """The tables of all clients as one; different columns and types are problems."""
+    """Concatenate the tables of all clients. Different columns and types are problems."""
     columns = {}
     for name in dict.fromkeys(name for table in tables for name in table.column_names):
         having = [name in table.column_names for table in tables]
@@ -174,7 +174,7 @@ def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> 
 def _find_id(
     edges: TableFile, nodes: pa.Table, known: Schema, found: Description, file: str
 ) -> None:
-    """Ask about the column whose values the edges name; without one, the id is open."""
+    """Ask about the column whose values the edges name. Without one, the id remains open."""
     table, best = _read(edges, Description({}, {}, {})), ("", 0.5)
     usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])
     ends = known.source or next(usual, None)
@@ -193,7 +193,7 @@ def _find_id(
 
 
 def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -> None:
-    """Roles by the schema or by convention; one that is open or taken twice is a problem."""
+    """Assign roles by the schema or by convention. Open and duplicate roles are problems."""
     names = nodes.column_names
     listed = [*(known.features or ()), *known.categories, *known.ignore]
     listed += [name for name, rule in known.columns.items() if rule.role is not None]
@@ -215,7 +215,7 @@ def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -
                 found.ask(file, f"the schema names the column '{hits[0]}', which is not there")
     found.roles |= {name: "ignore" for name in known.ignore if name in names}
     used = {*found.roles, *listed, *known.columns, str(known.owner)}
-    if known.features is not None:  # they are all features that there are
+    if known.features is not None:  # the schema lists all features
         found.roles |= {name: "ignore" for name in names if name not in used}
     for name in (name for name in (*listed, *known.columns) if name not in names):
         if name not in (getattr(known, role) for role in ROLES):
@@ -223,7 +223,7 @@ def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -
 
 
 def _find_owner(parts: list[Part], names: Sequence[str], known: Schema, found: Description) -> None:
-    """The owner by the schema or by convention; a further column of such a name is no feature."""
+    """Assign the owner by the schema or by convention. Other owner columns are not features."""
     file, free = parts[0].nodes.name, [name for name in names if name not in found.roles]
     usual = [n for n in free if n.lower() in OWNERS and n != known.owner]
     owners = [*(name for name in names if name == known.owner), *usual]
@@ -238,7 +238,7 @@ def _find_owner(parts: list[Part], names: Sequence[str], known: Schema, found: D
 
 
 def _labels(found: Description, file: str) -> np.ndarray:
-    """Class numbers, -1 where unknown; problems of the label column."""
+    """Return class numbers, -1 if unknown, and add problems of the label column."""
     name = next((name for name, role in found.roles.items() if role == "label"), None)
     if name is None:
         return np.full(found.rows, -1)
@@ -258,7 +258,7 @@ def _labels(found: Description, file: str) -> np.ndarray:
 
 
 def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | None:
-    """The ids of one file as text; missing and repeated ones are problems."""
+    """Return the ids of one file as text. Missing and repeated ids are problems."""
     name = next((name for name, role in found.roles.items() if role == "id"), None)
     if name is None or name not in table.column_names:
         return None
@@ -272,7 +272,7 @@ def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | N
 
 
 def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) -> None:
-    """Roles and problems of one edge table."""
+    """Assign the roles of one edge table, and add its problems."""
     table, file = _read(part.edges, found), part.edges.name
     names = {}
     for role in ("source", "target", "weight"):
@@ -290,7 +290,7 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
     if "weight" in names:
         weight = table[names["weight"]].cast(pa.large_string())
         right = pc.match_substring_regex(weight, NUMBER.replace("[-+]?", "[+]?", 1))
-        if wrong := len(right) - (pc.sum(right).as_py() or 0):  # a missing weight is wrong, too
+        if wrong := len(right) - (pc.sum(right).as_py() or 0):  # counts missing weights, too
             place = f"{file}, column '{names['weight']}'"
             found.ask(place, "a weight is a finite number, zero or more", wrong)
     if ids is None or "source" not in names or "target" not in names:
@@ -304,7 +304,7 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
         first = convert.first(lost)
         name = names["source" if ends[0][first] < 0 else "target"]
         told = f"edges name a node that is not there, as {quoted(table[name][first].as_py())} does"
-        found.ask(file, f"{told}; --own dangling=drop leaves them out", gone)
+        found.ask(file, f"{told}; --own dangling=drop drops them", gone)
     loops = int(((ends[0] == ends[1]) & ~lost).sum())
     if loops and known.self_loops in (None, "error"):
         told = "they are dropped unless you choose another self_loops under [edges]"
@@ -320,14 +320,14 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
 
 @dataclass
 class Look:
-    """A column with what it seems to be; a question is a remark and perhaps a count of rows."""
+    """A column with its inferred rule, and questions, each with a number of rows."""
 
     column: Column
     rule: Rule
     questions: list[tuple[str, int]] = field(default_factory=list)
 
     def complete(self, known: Schema) -> Rule:
-        """The rule with every choice named, by the schema, and all values of a category."""
+        """Return the rule with every choice named, and all values of a category."""
         kind, rule = self.rule.kind or "text", self.rule
         if kind == "category" and not rule.values:
             texts = convert.cleaned(self.column, rule).values.cast(pa.large_string())
@@ -335,12 +335,12 @@ class Look:
         return rule if kind == "text" else rule.settled(kind, known.scale, known.missing)
 
     def ask(self, question: str, rows: int) -> None:
-        """Add a question about some rows."""
+        """Add a question about a number of rows."""
         self.questions.append((question, rows))
 
 
 def look_at(column: Column, wish: Rule) -> Look:
-    """The kind of a feature column, with a question for everything that is not certain."""
+    """Infer the kind of a feature column, with a question for every uncertain choice."""
     found = Look(convert.cleaned(column, wish), wish)
     counts = pc.value_counts(found.column.values.combine_chunks().drop_null())
     texts, rows = counts.field("values"), np.asarray(counts.field("counts"))
@@ -356,7 +356,7 @@ def look_at(column: Column, wish: Rule) -> Look:
 
 
 def _guess(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
-    """Set the kind of a column that the schema says nothing about."""
+    """Set the kind of a column that the schema does not mention."""
     kind, wish = texts.type, look.rule
     if types.is_boolean(kind):
         look.rule = replace(wish, kind="boolean")
@@ -406,12 +406,12 @@ def _guess_text(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     if marks.any():
         named = texts.filter(pa.array(marks)).to_pylist()
         look.ask(f"{quoted_list(named)} may mean that there is no value", int(rows[marks].sum()))
-        if look.rule.kind != "category":  # of a category it may be a value, such as Namibia
+        if look.rule.kind != "category":  # in a category it may be a value, such as Namibia
             look.rule = replace(look.rule, empty=(*look.rule.empty, *named))
 
 
 def _parses(texts: pa.Array, form: str) -> bool:
-    """Whether every text is a date of a form."""
+    """Return whether every text is a date of this form."""
     head = pc.strptime(texts[:100], format=form, unit="s", error_is_null=True)
     if head.null_count or not len(texts):
         return False
@@ -419,7 +419,7 @@ def _parses(texts: pa.Array, form: str) -> bool:
 
 
 def _identity(look: Look, distinct: pa.Array) -> None:
-    """Ask about whole numbers that differ in every row, or begin with a zero."""
+    """Ask about integers that differ in every row, or that begin with a zero."""
     texts = distinct.cast(pa.large_string())
     zeros = pc.sum(pc.match_substring_regex(texts, r"^0\d")).as_py() or 0
     whole = pc.all(pc.match_substring_regex(texts, r"^\d+$")).as_py()

@@ -1,4 +1,4 @@
-"""A user's edges, read and made fit: dangling ends, loops, duplicates, weights, directions."""
+"""Reading and cleaning of a user's edges: dangling ends, loops, duplicates, weights, directions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.data.own.tables import Part
 
 Weighted = tuple[np.ndarray, np.ndarray | None]
 """Edges, as keys or as pairs, and their weights or None."""
-NO_VALUE = -2  # marks an end that was left empty, until all rows are counted
+NO_VALUE = -2  # marks an empty end, until all rows are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,18 +27,18 @@ class Ends:
     weight: np.ndarray | None
 
     def only(self, keep: np.ndarray) -> Ends:
-        """The edges where `keep` holds."""
+        """Return the edges where `keep` is true."""
         weight = None if self.weight is None else self.weight[keep]
         return Ends(self.source[keep], self.target[keep], weight)
 
 
 def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loading) -> Ends:
-    """Drop edges to nodes that are not there, or refuse them with the sentence of the first."""
+    """Drop edges to missing nodes, or refuse them with the sentence about the first one."""
     good = (ends.source >= 0) & (ends.target >= 0) & (ends.source < n) & (ends.target < n)
     if not (missing := int(good.size - good.sum())):
         return ends
     if loading.options.dangling == "error":
-        advice = "add the nodes, or leave such edges out with --own dangling=drop"
+        advice = "add the nodes, or drop such edges with --own dangling=drop"
         if loading.joined is not None:
             more = "remove these edges"
             more = (
@@ -51,7 +51,7 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
 
 
 def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Edge weights as float32; refuses negative and infinite ones."""
+    """Convert edge weights to float32. Refuse negative and infinite ones."""
     with np.errstate(over="ignore"):
         weight = values.astype(np.float32)
     bad = ~(np.isfinite(weight) & (weight >= 0))
@@ -64,7 +64,7 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
 
 
 def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
-    """Edges sorted by (source, target), loops and duplicates handled, both ways if undirected."""
+    """Sort edges by (source, target), and handle loops, duplicates and directions."""
     report, schema = loading.report, loading.schema
     looped, repeated = schema.self_loops or "drop", schema.duplicate_edges or "drop"
     loops = ends.source == ends.target
@@ -91,7 +91,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
             weight = weight[starts]
     mirrored = 0 if repeated == "keep" else rows - repeats - keys.size
     if mirrored:
-        report.note(f"{mirrored} edges were given in both directions and stand once")
+        report.note(f"{mirrored} edges were given in both directions and count once")
     if weight is not None and (weight == 1).all():
         weight = None
     if not schema.directed:  # a self-loop has one direction only
@@ -106,7 +106,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
 
 
 def _keys(source: np.ndarray, target: np.ndarray, n: int) -> np.ndarray:
-    """Edges as source * N + target, in place: sorting and merging then need little more memory."""
+    """Encode edges as source * N + target, in place, so that sorting needs little memory."""
     keys = source.astype(np.int64)
     keys *= n
     keys += target
@@ -140,7 +140,7 @@ def read_edges(
     loading: Loading,
     places: Sequence[np.ndarray] | None = None,
 ) -> Ends:
-    """The edges of all parts, as indices over the nodes of all parts, or as the given places."""
+    """Read the edges of all parts, as indices over all nodes, or as the given places."""
     found: list[Ends] = []
     start = 0
     for number, (part, own) in enumerate(zip(parts, ids, strict=True)):

@@ -1,4 +1,4 @@
-"""The encoder of a node table: fitted on the training tables and kept with the model.
+"""The encoder of a node table: fitted on the training tables and stored with the model.
 
 It finds the columns of a new table by their names, in any order.
 """
@@ -23,14 +23,14 @@ from atoll.data.own.columns import NUMBER, SPARSE_BELOW, Column, Rows
 from atoll.data.own.rules import OWN_CATEGORY, Rule
 from atoll.data.own.schema import Loading, NodeRoles, Schema, quoted, quoted_list
 
-FORMAT = 2  # of encoder.json; 1 had no rules and no scaling
+FORMAT = 2  # of encoder.json; format 1 had no rules and no scaling
 Kind = Literal["number", "category", "boolean", "date"]
 MOSTLY = "most of its values are numbers and the column is a number"
 
 
 @dataclass(frozen=True)
 class Feature:
-    """How one column of a table becomes columns of the feature matrix.
+    """The conversion of one column of a table to columns of the feature matrix.
 
     A number v becomes (v - centre) / spread, after its logarithm if the scale is "log".
     """
@@ -38,14 +38,14 @@ class Feature:
     name: str
     kind: Kind
     values: tuple[str, ...] = ()  # the known values of a category, in the order of their columns
-    # With every choice named. Format 1 had no rules, and its numbers stay as they are.
+    # With every choice named. Format 1 had no rules, and its numbers are unchanged.
     rule: Rule = field(default_factory=Rule)
     centre: float = 0.0
     spread: float = 1.0
-    fill: float = 0.0  # in the place of a missing number, in its own unit
-    # Values that are too rare to be told, which count as `rule.other`, whoever lists them.
+    fill: float = 0.0  # replaces a missing number, in its own unit
+    # Values that are too rare to be sent. They count as `rule.other`, even in another party's list.
     rare: tuple[str, ...] = ()
-    # Centre, spread and fill of each client, where each client has its own.
+    # Centre, spread and fill of each client, if clients have their own.
     by_client: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
@@ -64,12 +64,12 @@ class Feature:
 
     @property
     def again(self) -> str:
-        """The advice for a value that the rules of the training have no place for."""
+        """The advice for a value that the training rules do not cover."""
         says = 'the training\'s schema says missing = "refuse"'
         return f"train again with {_ways(self.kind)}, because {says}"
 
     def measured(self, column: Column) -> np.ndarray:
-        """A number, truth value or instant for each row before scaling; NaN where none is."""
+        """Convert a column to numbers, booleans or timestamps, before scaling. Missing: NaN."""
         gaps = self.rule.missing not in (None, "refuse")
         column = convert.cleaned(column, self.rule)
         if not gaps:
@@ -87,7 +87,7 @@ class Feature:
         return np.asarray(np.sign(found) * np.log1p(np.abs(found))) if log else found
 
     def statistics(self, clients: np.ndarray | None, rows: Rows) -> tuple[Any, Any, Any]:
-        """Centre, spread and fill: numbers, or arrays with one for each row."""
+        """Return centre, spread and fill: numbers, or arrays with one value per row."""
         if not self.by_client:
             return self.centre, self.spread, self.fill
         if clients is None:
@@ -101,7 +101,7 @@ class Feature:
         return found[:, 0], found[:, 1], found[:, 2]
 
     def encoded(self, column: Column, clients: np.ndarray | None = None) -> np.ndarray:
-        """The columns of the feature matrix, (N, width) float32, or a category's places, (N,)."""
+        """Encode a column to features, (N, width) float32, or to category indices, (N,)."""
         if self.kind == "category":
             return self.places(column)
         found = self.measured(column)
@@ -120,12 +120,12 @@ class Feature:
         return np.stack(made, axis=1).astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
 
     def in_days(self, found: np.ndarray) -> np.ndarray:
-        """Instants as days; other numbers as they are."""
+        """Convert timestamps to days. Other numbers are unchanged."""
         days = self.kind == "date"
         return convert.date_part(found, "days", str(self.rule.since)) if days else found
 
     def places(self, column: Column) -> np.ndarray:
-        """The place of each row's category among the known values, (N,) int32."""
+        """Return the index of each row's category among the known values, (N,) int32."""
         column = convert.cleaned(column, self.rule)
         if self.rule.missing != OWN_CATEGORY:
             column = column.complete(self.again)
@@ -140,7 +140,7 @@ class Feature:
             row, count = convert.first(unknown), int(unknown.sum())
             problem = f"holds {quoted(texts[row].as_py())}, a category that training never saw"
             known = f"it knows {quoted_list(self.values, 4)}"
-            advice = "correct it, leave these rows out, or train again with them"
+            advice = "correct it, remove these rows, or train again with them"
             raise column.error(row, f"{problem} ({count} such rows in all); {known}: {advice}")
         if unknown.any() or lost.any():
             places = [unknown, lost], [len(self.values), len(self.names) - 1]
@@ -150,7 +150,7 @@ class Feature:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The arrays of a node table; the fields are those of `Source` and `OwnReport`."""
+    """The arrays of a node table. `Source` and `OwnReport` explain the fields."""
 
     x: np.ndarray | sp.csr_array
     y: np.ndarray
@@ -168,7 +168,7 @@ class Encoder:
     features: tuple[Feature, ...]
     label: str
     classes: tuple[str, ...]  # in the order of the class numbers
-    id: str | None = None  # None where the nodes are named elsewhere (NetworkX)
+    id: str | None = None  # None if node names are not in a column (NetworkX)
     split: str | None = None
     owners: tuple[str, ...] = ()
     schema: Schema = field(default_factory=Schema)
@@ -179,7 +179,7 @@ class Encoder:
         return tuple(name for feature in self.features for name in feature.names)
 
     def of_client(self, name: str) -> Encoder:
-        """The encoder of one client, where every client has its own statistics."""
+        """Return the encoder of one client, if clients have their own statistics."""
         every = [f for f in self.features if f.by_client]
         if every and name not in every[0].by_client:
             known = quoted_list(every[0].by_client, 4)
@@ -193,7 +193,7 @@ class Encoder:
     def transform(
         self, columns: Mapping[str, Column], clients: np.ndarray | None = None
     ) -> np.ndarray | sp.csr_array:
-        """The features of a table, (N, D) float32; CSR where most of them are zero."""
+        """Return the features of a table, (N, D) float32, as CSR if most of them are zero."""
         made = [feature.encoded(columns[feature.name], clients) for feature in self.features]
         rows, width = len(made[0]), len(self.names)
         filled = [np.count_nonzero(m) if m.dtype == np.float32 else rows for m in made]
@@ -214,7 +214,7 @@ class Encoder:
         return sp.hstack(parts, format="csr") if sparse else x
 
     def labels(self, column: Column) -> np.ndarray:
-        """Class numbers, -1 where no label is given; a class that training never saw is refused."""
+        """Return class numbers, -1 for missing labels. Refuse a class that training never saw."""
         column = convert.cleaned(column, self.schema.columns.get(self.label, Rule()))
         texts = convert.label_values(column).cast(pa.large_string())
         found = convert.lookup(texts, pa.array(self.classes, pa.large_string())).astype(np.int64)
@@ -227,7 +227,7 @@ class Encoder:
         return found
 
     def roles(self, columns: Sequence[str], file: str) -> NodeRoles:
-        """The roles of a new table's columns, by name; the label, split and owner may be absent."""
+        """Return the roles of a new table's columns. Label, split and owner may be missing."""
         if self.id is None:
             where = "this model was trained on a graph whose ids are in no column"
             raise DataError(f"{where}, so that tables such as {file} cannot be read for it")
@@ -246,25 +246,25 @@ class Encoder:
         return NodeRoles(self.id, label, split, owners, numbers, categories, (), ignored, texts)
 
     def plain(self) -> dict[str, Any]:
-        """The encoder as plain values, the content of `encoder.json`."""
+        """Return the encoder as plain values, the content of `encoder.json`."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return {"format": FORMAT, **found}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Encoder:
-        """The encoder of a parsed `encoder.json`."""
+        """Make an encoder from a parsed `encoder.json`."""
         try:
             if plain["format"] not in (1, FORMAT):
                 reads = f"and this version reads 1 and {FORMAT}"
                 raise DataError(f"it has format {plain['format']}, {reads}")
             found = msgspec.convert({k: v for k, v in plain.items() if k != "format"}, cls)
-            if plain["format"] == 1:  # a run of that version was undirected, whatever was asked
+            if plain["format"] == 1:  # runs of that version were always undirected
                 found = replace(found, schema=replace(found.schema, directed=None))
             if not found.features or len(found.classes) < 2:
                 raise DataError("it has no feature, or fewer than two classes")
             return found
         except (KeyError, TypeError, msgspec.ValidationError, DataError) as error:
-            raise DataError(f"encoder.json cannot be used ({error}); copy it anew") from None
+            raise DataError(f"encoder.json cannot be used ({error}); copy it again") from None
 
 
 def fit(
@@ -273,10 +273,10 @@ def fit(
     loading: Loading,
     clients: np.ndarray | None = None,
 ) -> tuple[Feature, ...]:
-    """Decide the kind of each feature column, collect its categories, measure its numbers.
+    """Determine the kind of each feature column, its categories and its statistics.
 
-    `clients` has the owner of each row; as the option `encoder` says, they agree by sums, each
-    measures its own rows, or all rows are measured together.
+    `clients` contains the owner of each row. The option `encoder` determines whether they agree by
+    sums, each measures its own rows, or all rows are measured together.
     """
     chosen = [column for name, column in columns.items() if name in roles.features]
     features = tuple(_fitted(column, roles, loading) for column in chosen)
@@ -310,7 +310,7 @@ def fit(
 
 
 def _rare(feature: Feature, column: Column, least: int) -> Feature:
-    """The feature with the values of a category in fewer rows; they need a place among others."""
+    """Mark category values in fewer than `least` rows as rare. They need a column for others."""
     if agree.needs(feature) != "values" or least <= 1:
         return feature
     texts = convert.cleaned(column, feature.rule).values.cast(pa.large_string())
@@ -329,7 +329,7 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
     schema, name = loading.schema, column.name
     rule = wish.settled(kind, schema.scale, schema.missing)
     if rule.missing == "refuse":
-        leave = f'leave the column out with ignore = ["{name}"] in schema.toml'
+        leave = f'exclude the column with ignore = ["{name}"] in schema.toml'
         column.complete(f"say {_ways(kind)} under [columns.{name}] in schema.toml, or {leave}")
     if column.values.null_count == len(column.values):
         advice = "list it under ignore in schema.toml"
@@ -343,12 +343,12 @@ def _fitted(column: Column, roles: NodeRoles, loading: Loading) -> Feature:
 
 
 def _ways(kind: str) -> str:
-    """The choices that take a missing value."""
+    """Return the choices that accept a missing value."""
     return f'missing = "{OWN_CATEGORY}"' + ("" if kind == "category" else ', "mean" or "median"')
 
 
 def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
-    """The kind of a column that no rule names; a type with no plain meaning is refused."""
+    """Infer the kind of a column without a rule. Refuse an ambiguous type."""
     name, kind = column.name, column.values.type
     if name in roles.categories:
         return "category"
@@ -372,7 +372,7 @@ def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
 def _with_statistics(
     feature: Feature, numbers: np.ndarray | None, groups: Mapping[str, np.ndarray]
 ) -> Feature:
-    """The feature with centre, spread and fill: declared, of all rows, or of each group of rows."""
+    """Set centre, spread and fill: declared, of all rows, or of each group of rows."""
     if numbers is None:
         known = agree.declared(feature.rule) if feature.rule.range else (0.0, 1.0, 0.0)
         return replace(feature, centre=known[0], spread=known[1], fill=known[2])
@@ -388,7 +388,7 @@ def _with_statistics(
 
 
 def _statistics(rule: Rule, numbers: np.ndarray) -> tuple[float, float, float]:
-    """Centre, spread and fill of some numbers, by scikit-learn."""
+    """Compute location, scale and imputation value of a column with scikit-learn."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import RobustScaler, StandardScaler
 
@@ -427,13 +427,13 @@ def encode_nodes(
     loading: Loading,
     clients: np.ndarray | None = None,
 ) -> Nodes:
-    """Turn a node table into arrays: labels, roles, owners, and features in the encoder's order.
+    """Convert a node table to arrays: labels, roles, owners, and features in the encoder's order.
 
-    `clients` are the owners of the rows; None takes them from the table's own columns.
+    `clients` are the owners of the rows. None takes them from the table's own columns.
     """
     columns = {name: Column(table[name], name, rows) for name in table.column_names}
     encoder, y = loading.encoder, np.full(table.num_rows, -1)
-    leave = "" if encoder else "leave the column out with ignore = [...] in schema.toml"
+    leave = "" if encoder else "exclude the column with ignore = [...] in schema.toml"
     owners = {name: convert.as_numpy(columns[name].complete(leave).values) for name in roles.owners}
     split = None if roles.split is None else convert.split_roles(columns[roles.split])
     if clients is None and owners:

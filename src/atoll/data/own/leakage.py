@@ -1,4 +1,4 @@
-"""Columns that give the label away: a small tree on one column alone predicts it."""
+"""Detection of columns that leak the label: a small tree on one column predicts it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from atoll.data.own import columns as convert
 from atoll.data.own.columns import Column
 from atoll.data.own.rules import Rule
 
-TELLING = 0.95  # AUC of one column from which on it seems to give the label away
-CERTAIN, CAUGHT = 0.99, 0.25  # or it is this certain of this share of a class
-LEAST = 10  # labelled rows of a class below which no column is tried
-SAMPLE = 20_000  # labelled rows that a column is tried on
+TELLING = 0.95  # least AUC of one column that seems to leak the label
+CERTAIN, CAUGHT = 0.99, 0.25  # or least certainty, and least share of a class
+LEAST = 10  # fewest labelled rows of a class for a test
+SAMPLE = 20_000  # most labelled rows that a column is tested on
 
 
 def telling(column: Column, rule: Rule, y: np.ndarray) -> str:
-    """How this column alone gives the label away, by a cross-validated small tree; or nothing."""
+    """Return how this column leaks the label, by a cross-validated small tree, or ""."""
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.tree import DecisionTreeClassifier
@@ -31,7 +31,7 @@ def telling(column: Column, rule: Rule, y: np.ndarray) -> str:
         return ""
     try:
         codes = _codes(column, rule)[rows]
-    except AtollError:  # values that do not fit have a problem already
+    except AtollError:  # values that do not fit are already reported as a problem
         return ""
     tree = DecisionTreeClassifier(max_leaf_nodes=16, min_samples_leaf=3, random_state=0)
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
@@ -49,7 +49,7 @@ def telling(column: Column, rule: Rule, y: np.ndarray) -> str:
 
 
 def _codes(column: Column, rule: Rule) -> np.ndarray:
-    """The column as numbers for a tree; a missing value is below all others."""
+    """Convert the column to numbers for a tree. A missing value is below all others."""
     column = convert.cleaned(column, rule)
     if rule.kind == "category":
         texts = column.values.cast(pa.large_string())

@@ -1,4 +1,4 @@
-"""A user's own graph: tables (CSV, Parquet), a PyG `Data`, GraphML or a NetworkX graph.
+"""Loading of a user's graph: tables (CSV, Parquet), a PyG `Data`, GraphML or a NetworkX graph.
 
 New tables for a trained model become a separate graph, or new nodes of the training graph.
 """
@@ -44,17 +44,17 @@ def load_own(
     encoder: Encoder | None = None,
     telling: int = 0,
 ) -> tuple[Source, OwnReport]:
-    """Load a user's graph; the errors say where a file cannot be used, and what to do.
+    """Load a user's graph. Errors name the place in a file and what to do.
 
     Args:
-        path: A folder with `nodes` and `edges` as CSV or Parquet; a folder of such folders, one
-            per client, which the column `client` then names; a PyG `Data` or a dict of tensors
-            saved by `torch.save` (`.pt`); GraphML.
-        schema: A TOML file with the roles of columns; by default `schema.toml` in the folder.
+        path: A folder with `nodes` and `edges` as CSV or Parquet. Or a folder of such folders, one
+            per client, which the column `client` then names. Or a `.pt` file of `torch.save` with a
+            PyG `Data` or a dict of tensors. Or a GraphML file.
+        schema: A TOML file with the roles of columns. The default is `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
-        encoder: Of an earlier run, which the tables must fit; by default one is fitted to them.
-        telling: Rows that a value needs to be told to others; above 0 the report has what a site
-            tells.
+        encoder: The encoder of an earlier run, which the tables must fit. By default it is fitted.
+        telling: Fewest rows of a category value that is sent to others. Above 0, the report
+            contains the statistics that a site sends.
     """
     path, options = Path(path), options or OwnOptions()
     if not path.exists():
@@ -72,7 +72,7 @@ def load_own(
     if suffix in (".pt", ".pth"):
         if schema is not None:
             reason = "a schema names the columns of tables or GraphML, and a .pt file has none"
-            raise ConfigError(f"'{path.name}' was given with a schema; {reason}: leave it out")
+            raise ConfigError(f"'{path.name}' was given with a schema; {reason}: remove it")
         return _load_tensors(path, Loading(Schema().with_options(options), options))
     if suffix in (".graphml", ".xml"):
         source, report = from_networkx(_read_graphml(path), path.name, schema, options)
@@ -91,14 +91,14 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     report, split = loading.report, nodes.split
     report.classes, report.features = nodes.classes, nodes.features
     if report.dangling_edges:
-        report.note(f"{report.dangling_edges} edges to nodes that are not there were dropped")
+        report.note(f"{report.dangling_edges} edges to missing nodes were dropped")
     if split is not None:
         lost = (nodes.y < 0) & (split != UNUSED)
         if lost.any():
             report.note(f"{int(lost.sum())} unlabelled nodes lost their place in the split")
             split = np.where(lost, np.int8(UNUSED), split)
         if not (split == TRAIN).any():
-            advice = "mark some as train, or leave the split out and one is drawn"
+            advice = "mark some as train, or remove the split and one is drawn"
             raise DataError(f"the split of '{name}' has no labelled training node; {advice}")
     edges, weight = clean_edges(ends, len(nodes.y), loading)
     if edges.shape[1] == 0:
@@ -116,8 +116,8 @@ def from_networkx(
 ) -> tuple[Source, OwnReport]:
     """Load a NetworkX graph.
 
-    The node attribute `label` is the label, `split` and `client` are used if present, every other
-    attribute is a feature (texts become categories), and the edge attribute `weight` a weight.
+    The node attribute `label` is the label. `split` and `client` are used if present. Every other
+    attribute is a feature (texts become categories). The edge attribute `weight` is a weight.
     Parallel edges are duplicate edges.
     """
     options = options or OwnOptions()
@@ -165,16 +165,16 @@ def _read_graphml(path: Path) -> nx.Graph:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of keys without a type, and takes text
+            warnings.simplefilter("ignore")  # it warns about keys without a type, and uses text
             return nx.read_graphml(path)
-    except Exception as problem:  # the parser's own errors are of many kinds
+    except Exception as problem:  # the parser raises many types of errors
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-        advice = "export the graph anew"
+        advice = "export the graph again"
         raise DataError(f"'{path.name}' is not readable as GraphML ({reason}); {advice}") from None
 
 
 def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
-    """A PyG `Data`, or a dict of tensors with the same names."""
+    """Load a PyG `Data`, or a dict of tensors with the same names."""
     options, name = loading.options, path.name
     values = _read_tensors(path)
     x = _array(values, "x", name, 2, "one row of numbers for each node")
@@ -217,7 +217,7 @@ def _tensor_edges(values: Tensors, name: str, n: int, loading: Loading) -> Ends:
 
 
 def _read_tensors(path: Path) -> Tensors:
-    """The file's content by name; code in it is refused, never run."""
+    """Load the file's content by name. Code in it is refused, never run."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
@@ -228,12 +228,12 @@ def _read_tensors(path: Path) -> Tensors:
     try:
         _check_not_packed(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(needed):
-            warnings.simplefilter("ignore")  # of old pickle protocols
+            warnings.simplefilter("ignore")  # about old pickle protocols
             content = torch.load(path, map_location="cpu", weights_only=True)
             content = content.to_dict() if isinstance(content, Data) else content
     except DataError:
         raise
-    except Exception as problem:  # a broken or hostile file fails in any way it likes
+    except Exception as problem:  # a broken or hostile file may cause any error
         if code := re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(problem)):
             refusal = f"'{path.name}' needs '{code[1]}' while it loads, and such code is refused"
             raise DataError(f"{refusal}; save a PyG Data or a dict of tensors") from None
@@ -246,7 +246,7 @@ def _read_tensors(path: Path) -> Tensors:
 
 
 def _check_not_packed(path: Path) -> None:
-    """Refuse a file that unpacks to more than its own size: torch.save does not compress."""
+    """Refuse a file that unpacks to more than its own size. torch.save does not compress."""
     with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as parts:
         size, whole = path.stat().st_size, sum(part.file_size for part in parts.infolist())
         if whole > size:
@@ -257,7 +257,7 @@ def _check_not_packed(path: Path) -> None:
 def _array(
     values: Tensors, key: str, name: str, dims: int, meaning: str, *, n: int | None = None
 ) -> np.ndarray:
-    """One tensor as an array of the right shape; (N, 1) passes for (N,)."""
+    """Convert one tensor to an array of the right shape. (N, 1) is accepted as (N,)."""
     tensor = values.get(key)
     if not isinstance(tensor, torch.Tensor):
         found = "no" if tensor is None else f"a {type(tensor).__name__} as"
@@ -277,7 +277,7 @@ def _array(
 
 
 def _masks(values: Tensors, name: str, n: int, report: OwnReport) -> np.ndarray | None:
-    """Roles from train_mask, val_mask and test_mask; None where there is none of them."""
+    """Read roles from train_mask, val_mask and test_mask, or return None if all are missing."""
     split, found = np.full(n, UNUSED, dtype=np.int8), False
     for key, role in MASKS.items():
         if (mask := values.get(key)) is None:
@@ -306,12 +306,12 @@ def load_new(
 
     With the training graph `old` the result is one graph, and the old nodes come first. An edge of
     the new tables may then join new and old nodes. If clients use the same ids, the edges of a
-    single folder name old nodes of `client`.
+    single folder refer to old nodes of `client`.
     """
     if not path.is_dir():
-        raise DataError(f"'{path}' is no folder; give one with tables like those of the training")
+        raise DataError(f"'{path}' is no folder; give one with tables like the training tables")
     _check_schema(path, encoder.schema, options)
-    # The encoder has the directions of the training, where --own directed is part of it.
+    # The encoder contains the directions of the training, including --own directed.
     known = encoder.schema.with_options(replace(options, directed=None))
     joined, parts = old is not None, find_parts(path)
     loading = Loading(known, options, encoder=encoder, client=client, joined=joined)
@@ -341,7 +341,7 @@ def _check_schema(path: Path, trained: Schema, options: OwnOptions) -> None:
 def _with_old(
     parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], old: Source, client: str | None
 ) -> tuple[list[pa.ChunkedArray], list[np.ndarray]]:
-    """The ids that each part's edges may name, its own and old ones, and their places."""
+    """Return the ids that each part's edges may name, its own and old ones, and their places."""
     if "id" not in old.columns:
         raise DataError(f"the nodes of '{old.name}' have no ids, so that no edge can name them")
     known, owner = pa.array(old.columns["id"]), old.columns.get("client")
@@ -369,7 +369,7 @@ def _with_old(
 
 
 def _joined(old: Source, new: Source) -> Source:
-    """Both graphs as one, nodes of `old` first; edges of `new` are numbered for all of them."""
+    """Join both graphs, nodes of `old` first. Edges of `new` already use the joint numbers."""
     sides = (old, new)
     if all(sp.issparse(side.x) for side in sides):
         x = sp.vstack([side.x for side in sides], format="csr")

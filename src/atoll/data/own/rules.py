@@ -1,4 +1,4 @@
-"""How one column of a user's node table is read: `[columns.NAME]` of schema.toml, or `--own`."""
+"""The rule for one column of a user's node table: `[columns.NAME]` of schema.toml, or `--own`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN_CATEGORY = "own category"
 SCALES = ("standard", "robust", "log", "range", "none")
 FILLS = ("mean", "median", OWN_CATEGORY, "refuse")
 PARTS = ("days", "year", "week", "day")
-"""Of a date: days since a day, and the place in the year, the week and the day on a circle."""
+"""Parts of a date: days since a day, and the time in year, week and day on a circle."""
 CHOICES = {
     "role": ("id", "label", "split", "owner", "feature", "ignore"),
     "kind": ("number", "category", "boolean", "date", "text"),
@@ -33,12 +33,12 @@ SUITS = {
     "scale": ("number", "date"),
     "range": ("number", "date"),
 }
-"""The kinds of columns that a key is for, where it is not for all."""
+"""The kinds of columns that a key is for, if it is not for all."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The user's wishes about one column; None leaves the choice to the default."""
+    """The user's choices for one column. None leaves the choice to the default."""
 
     role: str | None = None
     kind: str | None = None
@@ -47,24 +47,24 @@ class Rule:
     values: tuple[str, ...] = ()  # all values of a category, in the order of their columns
     other: str | None = None  # the name of the column for all other values of a category
     parts: tuple[str, ...] = ()  # of a date, from PARTS
-    since: str | None = None  # the day that days are counted from
+    since: str | None = None  # the day from which days are counted
     format: str | None = None  # of a date in a text, as in strptime
-    decimal: str | None = None  # the mark before the decimals
+    decimal: str | None = None  # the decimal separator
     empty: tuple[str, ...] = ()  # texts that mean "no value"
     range: tuple[float, ...] = ()  # lowest and highest number, for scale = "range"
 
     @property
     def read_as_text(self) -> bool:
-        """Whether a CSV reader must not guess the column's type."""
+        """Whether a CSV reader must not infer the column's type."""
         return bool(self.kind == "category" or self.format or self.decimal == "," or self.empty)
 
     def over(self, other: Rule) -> Rule:
-        """This rule, with what it leaves open taken from another."""
+        """Return this rule, with open choices taken from another rule."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(other, **{name: value for name, value in given.items() if value})
 
     def settled(self, kind: str, scale: str | None, missing: str | None) -> Rule:
-        """Every choice named for a column of this kind; the arguments are the table's defaults."""
+        """Return every choice for a column of this kind. The arguments are the table's defaults."""
         fill = self.missing or missing or "refuse"
         if kind == "category":
             fill = fill if fill == "refuse" else OWN_CATEGORY
@@ -80,7 +80,7 @@ class Rule:
 
 
 def read_rule(raw: object, where: str) -> Rule:
-    """A checked rule from a table of TOML; `where` is for sentences."""
+    """Read and check a rule from a TOML table. `where` is its place in errors."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where} is {raw!r}; write it as a section with keys such as kind")
     values: dict[str, Any] = {}  # str or tuple[str, ...], as the fields of Rule
@@ -116,11 +116,11 @@ def _range(value: object, where: str) -> tuple[float, ...]:
 
 
 def check_rule(rule: Rule, where: str) -> None:
-    """Refuse keys that do not go together."""
+    """Refuse keys that contradict each other."""
     for key, kinds in SUITS.items():
         if getattr(rule, key) and rule.kind is not None and rule.kind not in kinds:
             problem = f"gives {key}, which is for a {' or a '.join(kinds)}"
-            raise ConfigError(f"{where} {problem}, but kind is '{rule.kind}'; leave it out")
+            raise ConfigError(f"{where} {problem}, but kind is '{rule.kind}'; remove it")
         if getattr(rule, key) and rule.kind is None and len(kinds) == 1:
             raise ConfigError(f'{where} gives {key}; add kind = "{kinds[0]}"')
     if (rule.scale == "range") != bool(rule.range):
@@ -141,7 +141,7 @@ def check_rule(rule: Rule, where: str) -> None:
 
 
 def rules_from_words(given: Mapping[str, object]) -> dict[str, Rule]:
-    """Rules from words such as `age.scale=log`; the values of a list have commas between them."""
+    """Parse rules from options such as `age.scale=log`. List values are separated by commas."""
     raw: dict[str, dict[str, object]] = {}
     for words, value in given.items():
         name, _, key = words.rpartition(".")

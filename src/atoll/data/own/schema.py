@@ -1,4 +1,4 @@
-"""The user's wishes about their own graph (schema, options), and Atoll's answer (report)."""
+"""The user's choices for a graph (schema, options), and the loader's report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from atoll.data.own.agree import Told
     from atoll.data.own.encoder import Encoder
 
-# Without a schema these names give columns their roles, in any case; other columns are features.
+# Names that give columns roles without a schema, in any case. Other columns are features.
 CONVENTION = {
     "id": ("id", "node", "node_id"),
     "label": ("label", "y", "class", "target"),
@@ -26,12 +26,12 @@ CONVENTION = {
     "target": ("target", "dst", "to"),
     "weight": ("weight",),
 }
-OWNERS = ("client", "owner")  # columns that are kept as owners without a schema
+OWNERS = ("client", "owner")  # columns that are owners without a schema
 Names = Sequence[str]  # of the columns of a table
 
 _TEXT, _LIST, _BOOL = "a text", "a list of texts", "true or false"
 _TOP = ("task", "target")
-"""Texts above the sections: the task, and the column to predict (also `[nodes] label`)."""
+"""Keys above the sections: the task, and the column to predict (also `[nodes] label`)."""
 _KEYS = {
     "nodes": dict.fromkeys(("id", "label", "split", "owner", "scale", "missing"), _TEXT)
     | dict.fromkeys(("features", "categories", "ignore"), _LIST),
@@ -53,24 +53,24 @@ class OwnOptions:
     """How to treat irregular rows of a user's graph.
 
     In an undirected graph a-b and b-a are one edge. The choices "drop", "sum" and "count" of
-    `duplicate_edges` merge them; "error" allows them, because many files list both directions.
-    None asks the schema, whose default is an undirected graph without loops and duplicates.
+    `duplicate_edges` merge them. "error" allows them, because many files list both directions.
+    None uses the schema, whose default is an undirected graph without loops and duplicates.
     """
 
     directed: bool | None = None
-    owner: str | None = None  # a node column of owners, kept out of the features
-    time: str | None = None  # a node column of times for a split, kept out of the features
-    dangling: str = "error"  # an edge to a node that is not there: "error" or "drop"
-    duplicate_nodes: str = "error"  # an id given twice: "error", or "first" keeps the first row
+    owner: str | None = None  # a node column of owners, which is not a feature
+    time: str | None = None  # a node column of times for a split, which is not a feature
+    dangling: str = "error"  # an edge to a missing node: "error" or "drop"
+    duplicate_nodes: str = "error"  # a repeated id: "error", or "first" keeps the first row
     self_loops: str | None = None  # "drop", "keep" or "error"
-    # "drop" (the first stays), "keep", "sum" (of weights), "count" (the weight) or "error"
+    # "drop" (keeps the first), "keep", "sum" (of weights), "count" (as the weight) or "error"
     duplicate_edges: str | None = None
-    max_categories: int = 1000  # the most distinct texts that one column may hold
+    max_categories: int = 1000  # most distinct texts of one column
     scale: str | None = None  # of numbers without a rule: a name from `rules.SCALES`
     missing: str | None = None  # of columns without a rule: a name from `rules.FILLS`
-    columns: Mapping[str, Rule] = field(default_factory=dict)  # these win over the schema's
+    columns: Mapping[str, Rule] = field(default_factory=dict)  # these override the schema's
     encoder: str = "federated"  # how several owners measure columns: a name from `agree.MODES`
-    private: bool = False  # whether the schema must declare all that owners would tell
+    private: bool = False  # whether the schema must declare all statistics
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -88,7 +88,7 @@ class OwnReport:
     features: tuple[str, ...] = ()  # of the columns of `Source.x`, `kind=shop` for a category
     messages: tuple[str, ...] = ()  # sentences for the user, in the order in which they arose
     dangling_edges: int = 0
-    told: tuple[Told, ...] = ()  # of the columns, if a site is to agree with others
+    told: tuple[Told, ...] = ()  # statistics of the columns, if a site agrees with others
 
     def note(self, sentence: str) -> None:
         self.messages = (*self.messages, sentence)
@@ -96,7 +96,7 @@ class OwnReport:
 
 @dataclass(frozen=True)
 class Schema:
-    """The task and the roles of columns that a `schema.toml` gives; None means "by convention"."""
+    """The task and the roles of columns in a `schema.toml`. None means "by convention"."""
 
     file: str = "schema.toml"
     task: str | None = None
@@ -118,7 +118,7 @@ class Schema:
     columns: dict[str, Rule] = field(default_factory=dict)
 
     def with_options(self, options: OwnOptions) -> Schema:
-        """The schema after the options' choices about columns, checked."""
+        """Return the schema with the options' choices about columns, checked."""
         rules = dict(self.columns)
         for name, rule in options.columns.items():
             rules[name] = rule.over(rules.get(name, Rule()))
@@ -128,7 +128,7 @@ class Schema:
         return replace(self, columns=rules, **given)._with_roles()
 
     def _with_roles(self) -> Schema:
-        """The schema with the roles that rules of columns give, each column with one role."""
+        """Return the schema with the roles from column rules. Each column has one role."""
         given: dict[str, Any] = {}  # str or tuple[str, ...], as the fields
         for name, rule in self.columns.items():
             where = f"{self.file} [columns.{name}]"
@@ -156,36 +156,36 @@ class Schema:
 
 @dataclass(frozen=True)
 class Loading:
-    """One load: the user's wishes, and the report while it grows."""
+    """The state of one load of a user's graph: schema, options and the report so far."""
 
     schema: Schema = Schema()  # with the choices of the options
     options: OwnOptions = OwnOptions()
     report: OwnReport = field(default_factory=OwnReport)
-    encoder: Encoder | None = None  # of a trained model, which new tables are encoded for
-    # If above 0, the report holds what a site tells of its columns, and of a category the values
-    # that stand in so many rows.
+    encoder: Encoder | None = None  # of a trained model, for new tables
+    # If above 0, the report contains a site's statistics of its columns. Category values in fewer
+    # rows than this number are omitted.
     telling: int = 0
-    client: str | None = None  # whose tables they are, where no column names it
-    joined: bool | None = None  # of tables to predict: whether they join the training graph
+    client: str | None = None  # the owner of the tables, if no column names it
+    joined: bool | None = None  # for predictions: whether the tables join the training graph
 
     def rule(self, name: str) -> Rule:
-        """The wishes about one column of the nodes."""
+        """Return the user's choices for one column of the nodes."""
         return self.schema.columns.get(name, Rule())
 
 
 @dataclass(frozen=True)
 class NodeRoles:
-    """The role of each column of a node table; a schema names `numbers` and `categories`."""
+    """The role of each column of a node table. A schema lists `numbers` and `categories`."""
 
     id: str | None
-    label: str | None  # only new tables, which are to be predicted, may have none
+    label: str | None  # only new tables for predictions may lack it
     split: str | None
     owners: tuple[str, ...]
     numbers: tuple[str, ...]
     categories: tuple[str, ...]
     inferred: tuple[str, ...]
     ignored: tuple[str, ...]
-    as_text: tuple[str, ...] = ()  # features whose type a CSV reader must not guess
+    as_text: tuple[str, ...] = ()  # features whose type a CSV reader must not infer
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -193,26 +193,26 @@ class NodeRoles:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Columns that are read at all."""
+        """The columns that are read."""
         roles = [name for name in (self.id, self.label, self.split) if name is not None]
         return (*roles, *self.owners, *self.features)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Columns whose values are names even where they look like numbers (007 is not 7)."""
+        """Columns whose values are names even if they look like numbers (007 is not 7)."""
         roles = [name for name in (self.id, self.split) if name is not None]
         return (*roles, *self.owners, *self.categories, *self.as_text)
 
 
 def read_schema(path: Path) -> Schema:
-    """Read and check a schema file; an unknown key is an error that names the nearest known one."""
+    """Read and check a schema file. The error for an unknown key suggests the closest valid key."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no schema file '{path}'; give the path of a TOML file") from None
     except (ValueError, RecursionError, OSError) as problem:
         raise ConfigError(f"schema '{path}' is not readable as TOML ({problem})") from None
-    values: dict[str, Any] = {}  # str, bool or tuple[str, ...], as _KEYS says
+    values: dict[str, Any] = {}  # str, bool or tuple[str, ...], see _KEYS
     top = {key: _checked(raw.pop(key), _TEXT, f"{path.name} {key}") for key in _TOP if key in raw}
     columns = raw.pop("columns", {})
     if not isinstance(columns, dict):
@@ -228,7 +228,7 @@ def read_schema(path: Path) -> Schema:
     if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
         both = f"target = '{top['target']}' and [nodes] label = '{values['label']}'"
         conflict = f"{path.name} gives {both}, but both name the column to predict"
-        raise ConfigError(f"{conflict}; leave one of them out")
+        raise ConfigError(f"{conflict}; remove one of them")
     for key, allowed in _CHOICES.items():
         if key in values:
             check_name(f"{path.name} [{_section(key)}] {key}", values[key], allowed)
@@ -236,10 +236,10 @@ def read_schema(path: Path) -> Schema:
     schema = Schema(file=path.name, **values, columns=rules)
     if schema.task is not None:
         check_name(f"task in {schema.file}", schema.task, TASKS)
-        if TASKS[schema.task].many_graphs:  # tables hold one graph
+        if TASKS[schema.task].many_graphs:  # tables contain one graph
             tables = "nodes and edges are tables of one graph with labels on its nodes"
             given = f"{schema.file} gives task = '{schema.task}', but {tables}"
-            raise ConfigError(f'{given}; write task = "node", or leave it out')
+            raise ConfigError(f'{given}; write task = "node", or remove it')
     return schema._with_roles()
 
 
@@ -254,7 +254,7 @@ def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ..
 
 
 def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = True) -> NodeRoles:
-    """Every column's role; `with_id` is False where nodes are named elsewhere (NetworkX)."""
+    """Return every column's role. `with_id` is False if no column has node names (NetworkX)."""
     schema, owner, time = loading.schema, loading.options.owner, loading.options.time
     listed = (*(schema.features or ()), *schema.categories, *schema.ignore)
     free = [name for name in columns if name not in listed]
@@ -283,7 +283,7 @@ def node_roles(columns: Names, loading: Loading, file: str, *, with_id: bool = T
 
 
 def edge_roles(columns: Names, loading: Loading, file: str) -> tuple[str, str, str | None]:
-    """The columns of an edge table that hold source, target and (or None) weight."""
+    """Return the columns of source, target and weight (or None) of an edge table."""
     schema = loading.schema
     roles = ("source", "target", "weight")
     source, target, weight = (_role(role, columns, columns, schema, file) for role in roles)
@@ -295,7 +295,7 @@ def edge_roles(columns: Names, loading: Loading, file: str) -> tuple[str, str, s
 
 
 def _role(role: str, free: Names, columns: Names, schema: Schema, file: str) -> str | None:
-    """The column of one role: the schema's, or the one column that convention names."""
+    """Return the column of one role: the schema's, or the only one that convention allows."""
     if (given := getattr(schema, role)) is not None:
         _check_present(given, columns, schema.file, file)
         return str(given)
@@ -329,13 +329,13 @@ def _absent(role: str, columns: Names, file: str, word: str = "column") -> DataE
 
 
 def quoted_list(names: Iterable[object], most: int = 8) -> str:
-    """Names for a sentence, quoted, and cut short when there are many."""
+    """Quote names for a sentence, and shorten a long list."""
     every = [quoted(name) for name in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return (", ".join(every[:most]) + more) or "none"
 
 
 def quoted(value: object, most: int = 40) -> str:
-    """A value from a file, quoted for a sentence: on one line, and cut short when it is long."""
+    """Quote a value from a file for a sentence: on one line, and shortened if it is long."""
     text = "".join(letter if letter.isprintable() else "?" for letter in str(value))
     return f"'{text[:most]}...'" if len(text) > most else f"'{text}'"

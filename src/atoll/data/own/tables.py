@@ -19,13 +19,13 @@ from atoll.data.own.columns import Column, Rows
 from atoll.data.own.encoder import Nodes, encode_nodes
 from atoll.data.own.schema import Loading, NodeRoles, OwnReport, node_roles, quoted, quoted_list
 
-SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}  # that are not read
-LONGEST_HEADER = 1 << 16  # bytes of a CSV file that are looked at for its first line break
+SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}  # unsupported separators
+LONGEST_HEADER = 1 << 16  # bytes of a CSV file that are searched for its first line break
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One CSV or Parquet file, with the name that sentences give it."""
+    """One CSV or Parquet file, with its name in errors."""
 
     path: Path
     name: str
@@ -39,7 +39,7 @@ class TableFile:
         return Rows(self.name, self.where)
 
     def columns(self) -> list[str]:
-        """The header; refuses a file that is empty, unreadable or names a column twice."""
+        """Return the header. Refuse an empty or unreadable file, and repeated column names."""
         if self.is_csv:
             names = [name.strip() for name in self._header()]
         else:
@@ -56,7 +56,7 @@ class TableFile:
         return names
 
     def read(self, names: Sequence[str], texts: Sequence[str]) -> pa.Table:
-        """The named columns; those of `texts` stay text even where they look like numbers."""
+        """Read the named columns. Columns in `texts` stay text even if they look like numbers."""
         if self._only_header():
             return pa.table({name: pa.array([], pa.large_string()) for name in names})
         with self._reading():
@@ -67,7 +67,7 @@ class TableFile:
         return self._cleaned(table, names)
 
     def batches(self, ends: Sequence[str], weight: str | None) -> Iterator[pa.Table]:
-        """The columns of an edge table, a million rows or so at a time, to keep memory low."""
+        """Yield the columns of an edge table, about a million rows at a time, to save memory."""
         names = [*ends, *([weight] if weight else [])]
         if self._only_header():
             return
@@ -82,14 +82,14 @@ class TableFile:
                 yield self._cleaned(pa.Table.from_batches([batch]), names)
 
     def not_a_number(self, name: str) -> DataError:
-        """The error for a column of weights that are not all numbers."""
+        """Return the error for a column of weights that are not all numbers."""
         column = Column(self.read([name], [name])[name], name, self.rows)
         row = convert.first_text(column.values)
         value = quoted(column.values[row].as_py())
         return column.error(row, f"holds {value}; a weight is a finite number, zero or more")
 
     def where(self, row: int) -> str:
-        """Where data row `row` stands; in a CSV file, the line that an editor shows."""
+        """Return the place of data row `row`. In a CSV file it is the line in an editor."""
         if not self.is_csv:
             return f"{self.name} row {row + 1}"
         line = 0
@@ -105,7 +105,7 @@ class TableFile:
         return f"{self.name} row {line}"
 
     def _only_header(self) -> bool:
-        """Whether a CSV file ends before its first line break, which the fast reader refuses."""
+        """Return whether a CSV file is only a header line, which the fast reader refuses."""
         if not self.is_csv:
             return False
         with self.path.open("rb") as file:
@@ -131,7 +131,7 @@ class TableFile:
         convert_options = pa.csv.ConvertOptions(
             include_columns=[raw[name] for name in names],
             column_types=kinds | ({raw[weight]: pa.float64()} if weight else {}),
-            null_values=[""],  # "NA" may be Namibia: other marks are judged later
+            null_values=[""],  # "NA" may be Namibia, so other marks are handled later
             strings_can_be_null=True,
         )
         parse_options = pa.csv.ParseOptions(newlines_in_values=True)
@@ -142,14 +142,14 @@ class TableFile:
         for name, column in zip(names, table.columns, strict=True):
             where = f"{self.name}, column '{name}'"
             try:
-                column.validate(full=not self.is_csv)  # the other reader takes any bytes for text
+                column.validate(full=not self.is_csv)  # Parquet accepts any bytes as text
             except pa.ArrowInvalid:
                 problem = f"{where} holds text that is not UTF-8"
                 raise DataError(f"{problem}; save it as UTF-8") from None
             columns.append(convert.clean_text(column))
             kind = columns[-1].type
             if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-                if self.is_csv:  # the reader takes a column that is not UTF-8 for bytes
+                if self.is_csv:  # the reader returns a column that is not UTF-8 as bytes
                     self._explain()
                 raise DataError(f"{where} holds bytes; store text or numbers")
             if pa.types.is_nested(kind):
@@ -159,7 +159,7 @@ class TableFile:
 
     @contextmanager
     def _reading(self, weight: str | None = None) -> Iterator[None]:
-        """Explain the reader's errors in one sentence."""
+        """Convert the reader's errors to one sentence."""
         try:
             yield
         except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as problem:
@@ -170,7 +170,7 @@ class TableFile:
             raise self._unreadable(problem) from None
 
     def _explain(self) -> None:
-        """Read once more, slowly, and raise the fault that stopped the fast reader."""
+        """Read again, slowly, and raise the error that stopped the fast reader."""
         with self.path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
                 try:
@@ -190,12 +190,12 @@ class TableFile:
     def _unreadable(self, problem: object) -> DataError:
         kind = "CSV" if self.is_csv else "Parquet"
         lines = str(problem).splitlines() or ["no reason given"]
-        return DataError(f"{self.name} is not readable as {kind} ({lines[0]}); save it anew")
+        return DataError(f"{self.name} is not readable as {kind} ({lines[0]}); save it again")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The two tables of one folder; `client` is None where the folder is the whole graph."""
+    """The two tables of one folder. `client` is None if the folder is the whole graph."""
 
     client: str | None
     nodes: TableFile
@@ -203,7 +203,7 @@ class Part:
 
 
 def find_parts(folder: Path) -> list[Part]:
-    """The folder itself, or its sub-folders in the order of their names: one client each."""
+    """Return the folder itself, or its sub-folders sorted by name, one per client."""
     if _table(folder, "nodes") is not None:
         return [_part(folder, None)]
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] not in "._")
@@ -212,7 +212,7 @@ def find_parts(folder: Path) -> list[Part]:
         raise DataError(f"{problem}; put nodes and edges there, or give another folder")
     for sub in inside:
         if (sub / "schema.toml").exists():
-            advice = "all clients share one: put it beside the client folders"
+            advice = "all clients share one: put it next to the client folders"
             raise ConfigError(f"client folder '{sub.name}' has its own schema.toml; {advice}")
     return [_part(sub, sub.name) for sub in inside]
 
@@ -230,14 +230,14 @@ def _part(folder: Path, client: str | None) -> Part:
     if nodes is None or edges is None:
         absent = "nodes" if nodes is None else "edges"
         problem = f"folder '{folder}' has no {absent}.csv or {absent}.parquet"
-        none = "an edge file with a header alone means that there are none"
+        none = "an edge file with only a header means that there are no edges"
         raise DataError(f"{problem}; a graph needs nodes and edges ({none})")
     return Part(client, nodes, edges)
 
 
 def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.ChunkedArray]]:
-    """The nodes of all parts as one table, and the ids of each part."""
-    # Categories and classes are fitted over all parts, so that they mean the same to each client.
+    """Return the nodes of all parts as one table, and the ids of each part."""
+    # Categories and classes are fitted over all parts, so that they are the same at each client.
     columns, name = parts[0].nodes.columns(), parts[0].nodes.name
     roles = _roles(parts[0], loading)
     names = [column for column in columns if column in roles.used]
@@ -286,7 +286,7 @@ def _roles(part: Part, loading: Loading) -> NodeRoles:
 
 
 def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.ndarray]:
-    """The distinct ids of a file, and the row where each stands first."""
+    """Return the distinct ids of a file, and the first row of each."""
     ids = convert.as_ids(column)
     rows = np.arange(len(ids))
     again = convert.lookup(ids, ids) != rows

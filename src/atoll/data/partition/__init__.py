@@ -1,7 +1,7 @@
-"""How one graph, or one set of graphs, is divided among clients.
+"""Partition of one graph, or of one set of graphs, among clients.
 
-A recipe draws from a separate generator and leaves the global ones alone. One that is named after
-a public code reproduces it; a known fault of that code comes back only with its `compat` option.
+A recipe draws from its own generator and does not touch the global ones. A recipe with the name of
+a public code reproduces it. A known fault of that code needs the recipe's `compat` option.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from atoll.data.partition.communities import Parts, members
 from atoll.data.source import GraphSet, Source
 
 Recipe = Callable[..., Parts]
-"""(source, clients, seed, *, options) -> the ids of each client; keyword-only = its options."""
+"""(source, clients, seed, *, options) -> the ids of each client. Keyword-only = its options."""
 TRIES = 100  # OpenFGL's number
-NUMBERS = (float, np.floating, np.datetime64)  # that may be NaN
-CHUNK = 50  # graphs that GCFL hands out in file order before it draws
+NUMBERS = (float, np.floating, np.datetime64)  # types that may be NaN
+CHUNK = 50  # graphs that GCFL assigns in file order before it draws
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which client owns what."""
+    """The ids that each client owns."""
 
     recipe: str  # as given to `divide`, for example "louvain" or "column:bank"
     parts: tuple[np.ndarray, ...]  # ids of each client, int64, in the order the recipe produces
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many nodes (or graphs) each client owns."""
+        """The number of nodes (or graphs) of each client."""
         return tuple(len(ids) for ids in self.parts)
 
     @property
     def sha1(self) -> str:
-        """Twelve hex digits that name the assignment, whatever the order inside a client."""
+        """Twelve hex digits that identify the assignment, independent of the order in a client."""
         text = ";".join(",".join(map(str, np.sort(ids).tolist())) for ids in self.parts)
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:12]
 
@@ -47,11 +47,11 @@ class Partition:
 def divide(
     source: Source | GraphSet,
     recipe: str,  # in `PARTITIONS`, also with options ("dirichlet:alpha=0.5"), or "column:NAME"
-    clients: int | None = None,  # only "column:NAME" may leave it out
+    clients: int | None = None,  # only "column:NAME" may omit it
     seed: int = 0,  # of the recipe's own generator, below 2**32
     **options: spec.Value | None,
 ) -> Partition:
-    """Divide the nodes of a graph, or the graphs of a set, among clients; none is empty."""
+    """Partition the nodes of a graph, or the graphs of a set, among non-empty clients."""
     if recipe.startswith("column:"):
         name, options = "column", {**options, "name": recipe.partition(":")[2]}
     else:
@@ -82,13 +82,13 @@ def divide(
 
 
 def random(source: Source | GraphSet, clients: int, seed: int) -> Parts:
-    """Every client gets the same number, give or take one, drawn uniformly."""
+    """Draw the same number, give or take one, for every client uniformly."""
     order = np.random.default_rng(seed).permutation(len(source.y))
     return [np.sort(ids) for ids in np.array_split(order, clients)]
 
 
 def column(source: Source, clients: int | None, seed: int, *, name: str | None = None) -> Parts:
-    """One client for each value of a node column, values ascending; the seed has no effect."""
+    """Make one client for each value of a node column, ascending. The seed has no effect."""
     if not name or name not in source.columns:
         problem = f"partition 'column:{name or 'NAME'}' needs a node column of '{source.name}'"
         listed = ", ".join(sorted(source.columns)) or "none"
@@ -106,15 +106,15 @@ def column(source: Source, clients: int | None, seed: int, *, name: str | None =
     if clients is not None and clients != len(distinct):
         count = len(distinct)
         problem = f"{about} {count} values, so it gives {count} clients, not {clients!r}"
-        raise ConfigError(f"{problem}; leave the number out or use that one")
+        raise ConfigError(f"{problem}; remove the number or use that one")
     return members(owner, len(distinct))
 
 
 def dirichlet(
     source: Source | GraphSet, clients: int, seed: int, *, alpha: float = 10.0, least: int = 5
 ) -> Parts:
-    """Label skew: Dirichlet(alpha) shares out each class, drawn again until all have `least`."""
-    # A small alpha is skewed, a large one even; unknown labels count as one more class.
+    """Skew labels: divide each class by Dirichlet(alpha), repeated until all have `least`."""
+    # A small alpha is skewed, a large one even. Unknown labels count as one more class.
     spec.check_whole("least", least, 1)
     spec.check_positive("alpha", alpha)
     count = len(source.y)
@@ -140,7 +140,7 @@ def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Gener
         ids = rng.permutation(np.flatnonzero(y == label))
         still_open = sizes < len(y) / clients
         share = rng.dirichlet(np.full(clients, alpha)) * still_open
-        if share.sum() == 0:  # a small alpha put everything on clients that are full
+        if share.sum() == 0:  # a small alpha gave everything to clients that are full
             share = still_open.astype(float)
         cuts = np.floor(np.cumsum(share / share.sum()) * len(ids)).astype(np.int64)
         cuts[-1] = len(ids)
@@ -151,20 +151,20 @@ def _draw_owners(y: np.ndarray, clients: int, alpha: float, rng: np.random.Gener
 
 
 def feature_skew(source: GraphSet, clients: int, seed: int) -> Parts:
-    """Graphs sorted by their mean feature value, cut into equal runs; the seed has no effect."""
+    """Cut graphs, sorted by mean feature value, into equal runs. The seed has no effect."""
     owner, count = source.graph_of_node(), source.num_graphs
     totals = np.bincount(owner, weights=source.x.sum(axis=1), minlength=count)
     return _runs(totals / np.maximum(np.diff(source.node_ptr) * source.num_features, 1), clients)
 
 
 def topology_skew(source: GraphSet, clients: int, seed: int) -> Parts:
-    """Graphs sorted by their mean degree, cut into equal runs; the seed has no effect."""
+    """Cut graphs, sorted by mean degree, into equal runs. The seed has no effect."""
     edges = np.bincount(source.graph_of_node()[source.edges[0]], minlength=source.num_graphs)
     return _runs(edges / np.maximum(np.diff(source.node_ptr), 1), clients)
 
 
 def _runs(value: np.ndarray, clients: int) -> Parts:
-    """Equal runs of the ids in ascending order of value; the last run takes the rest."""
+    """Cut the ids, in ascending order of value, into equal runs. The last run takes the rest."""
     length = len(value) // clients
     return np.split(np.argsort(value, kind="stable"), length * np.arange(1, clients))
 
@@ -172,9 +172,9 @@ def _runs(value: np.ndarray, clients: int) -> Parts:
 def gcfl_oneds(
     source: GraphSet, clients: int, seed: int, *, overlap: bool = False, compat: str | None = None
 ) -> Parts:
-    """Up to 50 graphs each in file order, the remaining graphs to clients at random."""
+    """Give each client up to 50 graphs in file order, then assign the remaining ones at random."""
     # TU files are often sorted by class, so the first chunk makes label skew. With `overlap` each
-    # client draws 50 to 149 graphs of the whole set instead; with `compat="replacement"`, as GCFL
+    # client draws 50 to 149 graphs of the whole set instead. `compat="replacement"` draws as GCFL
     # does: a client can have one graph twice, for training and for testing. GCFL's seed is 123.
     spec.check_flag("overlap", overlap)
     spec.check_compat(compat, "replacement")
@@ -199,7 +199,7 @@ def _named(*recipes: Recipe) -> dict[str, Recipe]:
 
 _ANY = (dirichlet, random)
 NODE_PARTITIONS = _named(*communities.LOUVAIN, *communities.METIS, *_ANY, column)
-"""Recipes that divide the nodes of one graph."""
+"""Recipes that partition the nodes of one graph."""
 GRAPH_PARTITIONS = _named(gcfl_oneds, feature_skew, topology_skew, *_ANY)
-"""Recipes that divide a set of graphs."""
+"""Recipes that partition a set of graphs."""
 PARTITIONS = {**NODE_PARTITIONS, **GRAPH_PARTITIONS}

@@ -15,27 +15,27 @@ from atoll.data.spec import check_compat, check_flag, check_whole
 Parts = list[np.ndarray]
 Counts = Sequence[int] | int
 NoRoom = Callable[[np.ndarray, np.ndarray, int], int]
-"""(sizes of all clients, open clients, cursor) -> the client that takes what fits nowhere."""
+"""(sizes of all clients, open clients, cursor) -> the client that takes a group without room."""
 
 
 @dataclass(frozen=True)
 class PackingRule:
     """The numbers in which the public packings differ."""
 
-    piece: int  # no group is larger; a larger community is cut first
-    room: int  # a group fits while client and group together hold at most this many
-    full: int  # a client with this many gets nothing more
-    no_room: NoRoom  # who takes a group that fits nowhere
-    least: int = 1  # a client with fewer is topped up in the end
+    piece: int  # the largest size of a group; a larger community is cut first
+    room: int  # a group fits if client and group together have at most this many members
+    full: int  # a client with this many members gets no more
+    no_room: NoRoom  # chooses the client for a group that fits nowhere
+    least: int = 1  # a client with fewer members is topped up at the end
     duplicates: bool = False  # such a group is stored twice (the fault of FedGTA's code)
 
 
 def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Parts:
-    """Seeded Louvain on the undirected simple graph, packed to about N/K ± delta per client."""
-    # The first clients may take more than their share; each gets at least half of it.
+    """Pack seeded Louvain communities of the simple graph to about N/K ± delta per client."""
+    # The first clients may take more than their share. Each client gets at least half of it.
     check_whole("delta", delta, 0)
     target = source.num_nodes // clients
-    # The public rule never ends once N/K <= delta; within a quarter it also cuts few communities.
+    # The public rule never ends if N/K <= delta. A quarter of N/K also cuts few communities.
     slack = min(delta, target // 4)
     groups = groups_of(scikit_louvain(source.undirected_simple(), seed))
     return pack(groups, clients, replace(even_rule(target, slack), least=max(1, target // 2)))
@@ -44,8 +44,8 @@ def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Part
 def louvain_openfgl(
     source: Source, clients: int, seed: int, *, delta: int = 20, compat: str | None = None
 ) -> Parts:
-    """OpenFGL: Louvain of scikit-network on the edges unchanged; the seed has no effect."""
-    # `compat="give-up"` brings back its faulty choice for a group that fits nowhere.
+    """OpenFGL: scikit-network's Louvain on the unchanged edges. The seed has no effect."""
+    # `compat="give-up"` restores its faulty choice for a group that fits nowhere.
     rule = _public_rule(source, "louvain-openfgl", clients, delta, compat)
     return pack(groups_of(scikit_louvain(source, None)), clients, rule)
 
@@ -60,7 +60,7 @@ def louvain_fedtad(
 
 def louvain_fedgta(source: Source, clients: int, seed: int, *, compat: str | None = None) -> Parts:
     """FedGTA and AdaFGL: python-louvain, clients of N/K + 1 nodes."""
-    # `compat="duplicates"` brings back its fault: a group that fits nowhere is stored twice.
+    # `compat="duplicates"` restores its fault: a group that fits nowhere is stored twice.
     check_compat(compat, "duplicates")
     target = source.num_nodes // clients
     rule = PackingRule(target, target + 1, target + 1, stay, duplicates=compat is not None)
@@ -83,15 +83,15 @@ def _public_rule(
 
 
 def louvain_plus(source: Source, clients: int, seed: int) -> Parts:
-    """OpenFGL's, seeded: communities with label histograms of one KMeans cluster form a client."""
-    # It simulates owners with similar interests, and reads every label for that, test labels
-    # included. Sizes can be very uneven.
+    """OpenFGL, seeded: communities in one KMeans cluster of label histograms form a client."""
+    # It simulates owners with similar interests, and reads every label for that, including test
+    # labels. Sizes can be very uneven.
     communities = groups_of(scikit_louvain(source.undirected_simple(), None))
     return _by_label_mix(source, "louvain-plus", communities, clients, seed)
 
 
 def metis_plus(source: Source, clients: int, seed: int, *, communities: int = 100) -> Parts:
-    """The same with METIS parts: `communities` of them, or one per two nodes in a small graph."""
+    """OpenFGL with METIS: `communities` parts, or one per two nodes in a small graph."""
     check_whole("communities", communities, 1)
     count = min(communities, max(1, source.num_nodes // 2))
     parts = groups_of(metis_labels(source, count, None))
@@ -119,10 +119,10 @@ def _by_label_mix(
 
 
 def metis(source: Source, clients: int, seed: int, *, reseed: bool = False) -> Parts:
-    """METIS k-way, as FED-PUB and FedIIH."""
-    # METIS has a constant seed, so every seed gives the same partition, as in the papers; with
-    # `reseed` the partition's seed is handed to METIS, which only matters on graphs large enough to
-    # be coarsened (about a thousand nodes).
+    """METIS k-way, as in FED-PUB and FedIIH."""
+    # METIS has a constant seed, so every seed gives the same partition, as in the papers. With
+    # `reseed` METIS gets the partition's seed, which only matters on graphs that are large enough
+    # to be coarsened (about a thousand nodes).
     check_flag("reseed", reseed)
     return _metis_clients(source, clients, False, seed if reseed else None)
 
@@ -143,9 +143,9 @@ def metis_overlap(
     source: Source, clients: int, seed: int, *, per_community: int = 5, after: Counts = ()
 ) -> Parts:
     """FED-PUB's overlapping clients: `per_community` random halves of each METIS community."""
-    # Python's generator is used in the order community, client. `after` lists client counts drawn
-    # before from the same stream: FED-PUB draws 10, 30 and 50 in this order from one seed, so its
-    # 50 clients are `after=(10, 30)`.
+    # Python's generator is used in the order community, client. `after` lists client counts that
+    # were drawn before from the same stream: FED-PUB draws 10, 30 and 50 in this order from one
+    # seed, so its 50 clients are `after=(10, 30)`.
     check_whole("per_community", per_community, 1)
     stream = Random(seed)
     for count in (after,) if isinstance(after, int) else after:
@@ -177,17 +177,17 @@ def _halves(source: Source, clients: int, per_community: int, stream: Random) ->
 
 
 def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
-    """Community of each node by Louvain of scikit-network, Newman's modularity, resolution 1."""
-    # With a seed the nodes are visited in a random order; without one the answer is always the
-    # same, as in OpenFGL. The degrees are those of the edges given: pass
-    # `source.undirected_simple()` unless the degrees of the directed list are wanted.
+    """Return each node's community by scikit-network's Louvain (Newman, resolution 1)."""
+    # With a seed the nodes are visited in a random order. Without one the result is always the
+    # same, as in OpenFGL. Degrees follow from the given edges: pass `source.undirected_simple()`
+    # unless the degrees of the directed list are wanted.
     count, nodes = source.edges.shape[1], source.num_nodes
     if count == 0:
         return np.arange(nodes)  # the library refuses a graph without edges
     import scipy.sparse as sp
     from sknetwork.clustering import Louvain
 
-    # The library knows csr_matrix, not csr_array.
+    # The library supports csr_matrix, not csr_array.
     adjacency = sp.csr_matrix((np.ones(count), tuple(source.edges)), shape=(nodes, nodes))
     stream, shuffle = np.random.RandomState(seed or 0), seed is not None
     algorithm = Louvain(1, "newman", shuffle_nodes=shuffle, random_state=stream)
@@ -195,10 +195,10 @@ def scikit_louvain(source: Source, seed: int | None) -> np.ndarray:
 
 
 def networkx_louvain(source: Source, seed: int) -> np.ndarray:
-    """Community of each node by python-louvain on the undirected simple graph."""
-    # The public codes (FedTAD, FedATH, FedGTA) let it draw from NumPy's global generator right
-    # after seeding that; a `RandomState` of the same seed is the same stream. The stream is used in
-    # the order of nodes and neighbours, so both go in ascending. Slow on large graphs: pure Python.
+    """Return each node's community by python-louvain on the undirected simple graph."""
+    # The public codes (FedTAD, FedATH, FedGTA) draw from NumPy's global generator directly after
+    # seeding it. A `RandomState` of the same seed is the same stream. It is used in the order of
+    # nodes and neighbours, so both are ascending. Slow on large graphs, because it is pure Python.
     import community
     import networkx as nx
 
@@ -212,8 +212,8 @@ def networkx_louvain(source: Source, seed: int) -> np.ndarray:
 def metis_labels(
     source: Source, parts: int, recursive: bool | None, seed: int | None = None
 ) -> np.ndarray:
-    """Part of each node by METIS on the undirected simple graph with ascending neighbour lists."""
-    # With few nodes per part METIS may leave some empty. `recursive` False is k-way; None is the
+    """Return each node's part by METIS on the undirected simple graph, neighbours ascending."""
+    # With few nodes per part METIS may leave some empty. `recursive` False is k-way. None is the
     # library's rule, recursive bisection up to 8 parts. `seed` None is METIS's constant seed.
     import pymetis
 
@@ -230,7 +230,7 @@ def metis_labels(
 
 
 def groups_of(labels: np.ndarray) -> Parts:
-    """The members of each label, ascending; labels in the order of their first member."""
+    """Return the members of each label, ascending. Labels are ordered by their first member."""
     _, first, dense = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))
     order = np.argsort(rank[dense], kind="stable")
@@ -238,24 +238,24 @@ def groups_of(labels: np.ndarray) -> Parts:
 
 
 def even_rule(target: int, slack: int, no_room: NoRoom | None = None) -> PackingRule:
-    """Clients of `target` members, and up to `slack` more."""
+    """Return the packing rule for clients of `target` members and fewer than `slack` extra ones."""
     most = max(target + slack - 1, target)
     return PackingRule(target - slack, most, target, no_room or smallest)
 
 
 def smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """The smallest of all clients; the closed ones may be smaller than the last open one."""
+    """Return the smallest client. Closed clients may be smaller than the last open one."""
     return int(np.argmin(sizes))
 
 
 def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """The client at the cursor, which is where a full turn ends."""
+    """Return the client at the cursor, where a full turn ends."""
     return int(open_clients[cursor])
 
 
 def mistaken_smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """The choice of OpenFGL and FedTAD instead of `smallest`, after 1001 steps of the cursor."""
-    # Their search looks at the size under the cursor, which it moves itself, so each comparison is
+    """Return the choice of OpenFGL and FedTAD instead of `smallest`, after 1001 cursor steps."""
+    # Their search compares the size at the cursor, which it moves itself, so each comparison is
     # one client late: sizes 5, 3, 9 with the cursor on 9 give 9.
     open_sizes = sizes[open_clients]
     seen, least = (cursor + 1001) % len(open_sizes), np.inf
@@ -266,9 +266,9 @@ def mistaken_smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) 
 
 
 def cut(groups: Sequence[np.ndarray], piece: int) -> Parts:
-    """Cut groups down to `piece` members: the first stay, the others form a group at the end."""
+    """Cut groups to `piece` members. The first members stay, the others form a group at the end."""
     result = list(groups)
-    for place, group in enumerate(result):  # which also meets the groups that it appends
+    for place, group in enumerate(result):  # this also visits the groups that it appends
         if len(group) > piece:
             result.append(group[piece:])
             result[place] = group[:piece]
@@ -276,7 +276,7 @@ def cut(groups: Sequence[np.ndarray], piece: int) -> Parts:
 
 
 def pack(groups: Sequence[np.ndarray], clients: int, rule: PackingRule) -> Parts:
-    """Hand the groups, largest first, to the first client in turn that has room."""
+    """Give the groups, largest first, to the next client that has room."""
     # The cursor stays on the client that took the last group. No client remains empty.
     owned: list[Parts] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, dtype=np.int64)
@@ -300,14 +300,14 @@ def pack(groups: Sequence[np.ndarray], clients: int, rule: PackingRule) -> Parts
 
 
 def members(owner: np.ndarray, clients: int) -> Parts:
-    """The ids of each client, ascending, from the client of each id."""
+    """Return the ids of each client, ascending, from the client of each id."""
     sizes = np.bincount(owner, minlength=clients)
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 def top_up(parts: Sequence[np.ndarray], least: int = 1) -> Parts:
-    """Let each client with fewer than `least` take last members of the then largest, evenly."""
-    # With `least` up to half of the mean size each client ends with that many.
+    """Move last members of the currently largest clients to clients with fewer than `least`."""
+    # If `least` is at most half of the mean size, each client ends with that many.
     result = list(parts)
     for client in range(len(result)):
         if len(result[client]) < least:

@@ -1,4 +1,4 @@
-"""Getting public data sets: from a mirror, or from where their authors put them."""
+"""Download of public data sets, from a mirror or from their public sources."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def fetch(
     force: bool = False,  # replace a complete set; an incomplete one is always replaced
     progress: Progress = lambda _: None,
 ) -> Path:
-    """Get the raw files of a data set, unless they are there already, and return its folder."""
+    """Download the raw files of a data set, unless they exist, and return its folder."""
     info, base = dataset_info(name), registry.data_root(root)
     home = base / info.home
     if not force and not missing_files(info, base):
         progress(f"{info.name} is already in {home}")
         return home
     source = str(mirror or os.environ.get("ATOLL_MIRROR") or "")
-    # One rename moves a checked set into place: an interruption leaves the whole set or nothing.
+    # One rename moves a checked set into place, so an interruption leaves no partial set.
     try:
         with untrusted.workspace(base) as work:
             new = work / "new"
@@ -50,7 +50,7 @@ def fetch(
             else:
                 _from_public(info, new, progress)
             _verify(info, new)
-            # Another process may have been quicker.
+            # Another process may have been faster.
             if force or missing_files(info, base):
                 _place(new / info.home, home, work / "old")
     except OSError as error:
@@ -71,7 +71,7 @@ def check(
     *,
     progress: Progress = lambda _: None,
 ) -> list[tuple[str, bool, str | None]]:
-    """For every set its name, whether its files are there, and how it differs from the table."""
+    """Return per data set its name, if its files exist, and the first difference in counts."""
     base = registry.data_root(root)
     report: list[tuple[str, bool, str | None]] = []
     for name in names:
@@ -96,7 +96,7 @@ def check(
 
 
 def counts(data: Source | GraphSet) -> dict[str, int]:
-    """The numbers that `DatasetInfo` publishes, counted."""
+    """Count the numbers that `DatasetInfo` publishes."""
     nodes, features = data.x.shape
     return {
         "nodes": int(nodes),
@@ -108,7 +108,7 @@ def counts(data: Source | GraphSet) -> dict[str, int]:
 
 
 def _download(url: str, target: Path) -> bool:
-    """Store the content of an address; False if it has none."""
+    """Download an address to a file. Return False if it does not exist."""
     request = urllib.request.Request(url, headers={"User-Agent": "atoll"})
     try:
         reply = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
@@ -131,7 +131,7 @@ def _download(url: str, target: Path) -> bool:
 
 
 def _from_mirror(info: DatasetInfo, mirror: str, work: Path, progress: Progress) -> None:
-    """Unpack `NAME.tar.xz` of a folder or an address into `new`; `SHA256SUMS` must agree."""
+    """Unpack `NAME.tar.xz` of a folder or an address into `new`, and check `SHA256SUMS`."""
     scheme, is_url, _ = mirror.partition("://")
     if is_url and scheme.lower() not in ("http", "https"):
         raise ConfigError(f"the mirror {mirror} is neither a folder nor an http(s) address")
@@ -161,7 +161,7 @@ def _from_mirror(info: DatasetInfo, mirror: str, work: Path, progress: Progress)
 
 
 class _Downloaded(Exception):
-    """Raised in place of processing: only the raw files are wanted."""
+    """Stops a loader before it processes the raw files."""
 
 
 def _from_public(info: DatasetInfo, target: Path, progress: Progress) -> None:
@@ -178,13 +178,13 @@ def _from_public(info: DatasetInfo, target: Path, progress: Progress) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with untrusted.quiet():
-            # Without processing: nothing may be unpickled before it was checked.
+            # Without processing, because nothing may be unpickled before it is checked.
             untrusted.loader_class(info.loader, _process=stop)(root=str(folder), **info.arguments)
     except _Downloaded:
         return
     except AtollError:
         raise
-    except Exception as error:  # their downloaders raise anything at all
+    except Exception as error:  # their downloaders may raise any error
         problem = f"could not download '{info.name}' from its public source"
         hint = f"check the network connection or {mirror}"
         raise DataError(f"{problem} ({type(error).__name__}: {error}); {hint}") from error
@@ -202,7 +202,7 @@ def _verify(info: DatasetInfo, new: Path) -> None:
 
 
 def _place(new: Path, home: Path, old: Path) -> None:
-    """Move a finished set into place; an earlier one goes to the work folder, which is deleted."""
+    """Move a complete set into place, and an earlier one to the work folder for deletion."""
     home.parent.mkdir(parents=True, exist_ok=True)
     if home.exists():
         os.replace(home, old)

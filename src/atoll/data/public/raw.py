@@ -1,6 +1,6 @@
-"""Raw files of the most used sets, read without PyG, whose import takes seconds.
+"""Readers of raw files of the most used sets, without PyG, whose import takes seconds.
 
-Each reader gives the same arrays as PyG's class, bit for bit; tests compare them.
+Each reader returns the same arrays as PyG's class, bit for bit. Tests compare them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import scipy.sparse as sp
 
 Arrays = tuple["np.ndarray | sp.csr_array", np.ndarray, np.ndarray, list[np.ndarray]]
-"""Features, edges, labels, and the masks of training, validation and testing, if there are any."""
+"""Features, edges, labels, and the masks of training, validation and testing, if any."""
 
 
 SPARSE = ("data", "indices", "indptr")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the few names of Planetoid's pickles, and imports nothing."""
+    """An unpickler that knows the few names of Planetoid's pickles, and imports nothing."""
 
     def find_class(self, module: str, name: str) -> Any:
         import scipy.sparse as sp
@@ -48,10 +48,10 @@ def planetoid(home: Path, label: str) -> Arrays:
         with (home / "raw" / f"{start}{name}").open("rb") as file:
             parts[name] = _Unpickler(file, encoding="latin1").load()
     tests = np.loadtxt(home / "raw" / f"{start}test.index", dtype=np.int64)
-    # CiteSeer has nodes that stand nowhere: these have no words, and class 0.
+    # CiteSeer has nodes that occur nowhere. They have no words, and class 0.
     first, rows = len(parts["ally"]), np.full(int(tests.max()) + 1, -1)
     rows[:first], rows[tests] = np.arange(first), first + np.arange(len(tests))
-    empty = sp.csr_matrix((1, parts["tx"].shape[1]))  # the last row, which -1 means
+    empty = sp.csr_matrix((1, parts["tx"].shape[1]))  # the last row, which is index -1
     words = sp.csr_array(sp.vstack([parts["allx"], parts["tx"], empty]))[rows]
     none = np.zeros((1, parts["ty"].shape[1]))
     classes = np.concatenate([parts["ally"], parts["ty"], none])[rows].argmax(axis=1)
@@ -83,14 +83,14 @@ def shchur(home: Path, label: str) -> Arrays:
 
 
 def _simple(edges: np.ndarray) -> np.ndarray:
-    """Edges in ascending order without loops and duplicates, (2, E)."""
+    """Return edges in ascending order without loops and duplicates, (2, E)."""
     edges = edges[:, edges[0] != edges[1]]
     width = int(edges.max(initial=0)) + 1
     return np.stack(np.divmod(np.unique(edges[0] * width + edges[1]), width))
 
 
 def tu_dataset(home: Path, label: str) -> dict[str, np.ndarray]:
-    """Edges, the first node of each graph and, if there are any, nodes' features and labels."""
+    """Return edges, each graph's first node and, if they exist, the nodes' features and labels."""
 
     def read(name: str, dtype: type) -> np.ndarray | None:
         path = home / "raw" / f"{label}_{name}.txt"
@@ -101,7 +101,7 @@ def tu_dataset(home: Path, label: str) -> dict[str, np.ndarray]:
     assert graphs is not None
     sizes = np.bincount(graphs[:, 0] - 1)
     found = {"edges": _simple(links.T - 1), "node_ptr": np.concatenate([[0], np.cumsum(sizes)])}
-    # GCFL's choice: one-hot labels without attributes.
+    # As in GCFL: one-hot labels without attributes.
     if (labels := read("node_labels", np.int64)) is not None:
         columns = (labels - labels.min(axis=0)).T
         blocks = [one[:, None] == np.arange(one.max() + 1) for one in columns]
@@ -119,4 +119,4 @@ READERS: dict[str, Callable[[Path, str], Arrays]] = {
     "Amazon": shchur,
     "Coauthor": shchur,
 }
-"""By the name of PyG's class, for sets of one graph."""
+"""The readers by the name of PyG's class, for sets of one graph."""

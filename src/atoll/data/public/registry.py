@@ -1,4 +1,4 @@
-"""The public data sets: what they are, where they lie, and how one is loaded."""
+"""The registry of public data sets: descriptions, folders and loading."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from atoll.data.spec import Value, parse_recipe
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
 
-SPARSE_BELOW = 0.1  # features with a smaller share of non-zero entries are kept sparse
+SPARSE_BELOW = 0.1  # features with a smaller share of non-zero entries are stored as sparse
 FEATURES = ("own", "degree")
-"""Features of the nodes in a set of graphs: labels, attributes or degrees; or always degrees."""
+"""Node features of graph sets. "own": labels, attributes or degrees. "degree": only degrees."""
 MAX_DEGREE_BYTES = 4 * 2**30  # the largest one-hot degree matrix without an explicit `max_degree`
 _FILES = resources.files("atoll.data.public")
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One public data set; published counts are over all graphs, and None outside the table."""
+    """One public data set. Published counts are over all graphs, or None if not published."""
 
-    name: str  # that users type, in any case
-    loader: str  # name of the PyG or OGB class, or one of a loader of Atoll's (`by_atoll`)
-    label: str  # the authors' name, and that class's
-    origin: str  # who published it
+    name: str  # the name that users type, in upper or lower case
+    loader: str  # name of the PyG or OGB class, or of a loader of Atoll (`by_atoll`)
+    label: str  # the name used by the authors and by that class
+    origin: str  # the publisher
     licence: str  # terms of use, in a few words
     folder: str  # the loader class's `root`, below the data root
     home: str  # the folder that holds `raw/`, below the data root
-    files: tuple[str, ...]  # that must be there, below `home`
+    files: tuple[str, ...]  # required files, below `home`
     arguments: dict[str, str | bool]  # of the loader class, besides `root`
     nodes: int | None = None
     edges: int | None = None  # directed
@@ -54,21 +54,21 @@ class DatasetInfo:
     graphs: int | None = None  # 1 for a node set
     max_degree: int | None = None  # the largest with a column, where degrees are the features
     metric: str = "accuracy"  # or "auc"
-    note: str = ""  # what a user must know, for example of a column that was left out
+    note: str = ""  # a note for users, for example about an excluded column
 
     @property
     def by_atoll(self) -> bool:
-        """Whether Atoll itself reads the raw files; no class of PyG or OGB downloads them then."""
+        """Whether Atoll itself reads the raw files, without a downloading class of PyG or OGB."""
         return self.loader == "structure" or self.name in TABLES
 
     @property
     def task(self) -> str:
-        """The task's name in `TASKS`."""
+        """The name of the task in `TASKS`."""
         return (GRAPHS if self.loader == "TUDataset" else NODES).name
 
     @property
     def archive(self) -> str:
-        """Name of this set's archive in a mirror."""
+        """The name of this set's archive in a mirror."""
         return f"{self.name.removeprefix('tu:')}.tar.xz"
 
 
@@ -77,11 +77,11 @@ def _read_text(name: str) -> str:
 
 
 _LOADERS = tomllib.loads(_read_text("loaders.toml"))
-"""How each class of PyG or OGB finds its raw files; the file explains the fields."""
+"""How each class of PyG or OGB finds its raw files. The file explains the fields."""
 
 
 def _make_info(row: Mapping[str, str]) -> DatasetInfo:
-    """A row of the table, with its loader's patterns filled in."""
+    """Make an entry from a row of the table and its loader's patterns."""
     label, low = row["label"], row["label"].lower()
 
     def fill(value: object) -> object:
@@ -99,7 +99,7 @@ def _make_info(row: Mapping[str, str]) -> DatasetInfo:
 
 _ROWS = csv.DictReader(_read_text("datasets.csv").splitlines())
 DATASETS = {row["name"]: _make_info({k: v for k, v in row.items() if v}) for row in _ROWS}
-"""Every set with published counts; any other TUDataset is `tu:NAME`.
+"""Every set with published counts. Any other TUDataset is `tu:NAME`.
 
 An accuracy on `ogbn-arxiv-structure` means nothing: it has no features.
 """
@@ -117,7 +117,7 @@ _BY_LOWER = {name.lower(): info for name, info in DATASETS.items()}
 
 
 def sets_of_group(name: str) -> tuple[str, ...]:
-    """The data sets of a group, by its name or as "PROTEINS+MUTAG"; none if it is no group."""
+    """Return the data sets of a group, by its name or as "PROTEINS+MUTAG", otherwise ()."""
     if name.lower() in GROUPS:
         return GROUPS[name.lower()]
     parts = [_BY_LOWER.get(part) for part in name.lower().split("+")]
@@ -126,13 +126,13 @@ def sets_of_group(name: str) -> tuple[str, ...]:
 
 
 def dataset_info(name: str) -> DatasetInfo:
-    """The entry for a name as a user types it: any case, or `tu:NAME` for any other TUDataset."""
+    """Return the entry for a typed name: upper or lower case, or `tu:NAME` for a TUDataset."""
     given = name.strip()
     plain = given[3:] if given.lower().startswith("tu:") else given
     info = _BY_LOWER.get(plain.lower())
     if info is not None and (plain == given or info.loader == "TUDataset"):
         return info
-    # The name becomes a folder and a file name, so it must not be able to leave the data root.
+    # The name becomes a folder and a file name, so it must not leave the data root.
     if plain != given and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", plain):
         return _make_info({"name": f"tu:{plain}", "loader": "TUDataset", "label": plain})
     sentence = str(unknown("data set", given, _BY_LOWER))
@@ -140,19 +140,19 @@ def dataset_info(name: str) -> DatasetInfo:
 
 
 def parse_name(text: str) -> tuple[str, dict[str, Value]]:
-    """A set's or a group's name and its options: "PROTEINS:features=degree", "tu:NAME"."""
+    """Return the name and options of a set or group: "PROTEINS:features=degree", "tu:NAME"."""
     prefix = text[:3] if text.lower().startswith("tu:") else ""
     name, options = parse_recipe(text[len(prefix) :])
     return prefix + name, options
 
 
 def plain_name(text: str) -> str:
-    """A name without its options, whether or not it is one that Atoll knows."""
+    """Return a name without its options, for known and unknown names."""
     return text if text.lower().startswith("tu:") else text.partition(":")[0]
 
 
 def task_of_data(text: str) -> str:
-    """The name of the task in the data of this name, as a user types it."""
+    """Return the name of the task of data with this name, as typed by a user."""
     name = plain_name(text).lower()
     if name.startswith("tu:") or sets_of_group(name):
         return GRAPHS.name
@@ -160,24 +160,24 @@ def task_of_data(text: str) -> str:
 
 
 def data_root(given: str | Path | None = None) -> Path:
-    """The folder of data sets: the one given, else `ATOLL_DATA`, else `~/.cache/atoll/data`."""
+    """Return the folder of data sets: given, else `ATOLL_DATA`, else `~/.cache/atoll/data`."""
     return Path(given or os.environ.get("ATOLL_DATA") or "~/.cache/atoll/data").expanduser()
 
 
 def missing_files(info: DatasetInfo, root: str | Path | None = None) -> list[str]:
-    """The raw files of a set that are not there, relative to its folder."""
+    """Return the missing raw files of a set, relative to its folder."""
     home = data_root(root) / info.home
     return [file for file in info.files if not (home / file).is_file()]
 
 
 def homes_of_data(text: str, root: str | Path | None = None) -> list[Path]:
-    """The folders of the sets that the name of a set or a group means."""
+    """Return the folders of the sets that belong to the name of a set or a group."""
     plain = parse_name(text)[0]
     return [data_root(root) / dataset_info(one).home for one in sets_of_group(plain) or (plain,)]
 
 
 def is_present(name: str, root: str | Path | None = None) -> bool:
-    """Whether all raw files of a set are there."""
+    """Return whether all raw files of a set exist."""
     return not missing_files(dataset_info(name), root)
 
 
@@ -185,16 +185,16 @@ def load_dataset(
     name: str,  # in `DATASETS` in any case, or `tu:NAME`
     root: str | Path | None = None,
     *,
-    split_index: int = 0,  # which of the published splits, where there are several
+    split_index: int = 0,  # the number of a published split, if there are several
     features: str = "own",
     max_degree: int | None = None,
     options: Mapping[str, Value] = MappingProxyType({}),  # of a loader in `TABLES`
 ) -> Source | GraphSet:
-    """Load a public data set (one graph, or a set of graphs) from its raw files; never downloads.
+    """Load a public data set (one graph, or a set of graphs) from its raw files. Never download.
 
     Edges stay as published, directed or not. The features of a set of graphs are node labels, else
     attributes, else degrees ("own"), or always one-hot degrees ("degree"). The largest degree with
-    a separate column is `max_degree`, by default the published value, else the set's largest.
+    a separate column is `max_degree`. The default is the published value, else the set's largest.
     """
     info, base = dataset_info(name), data_root(root)
     check_name("value of features", features, FEATURES)
@@ -204,12 +204,12 @@ def load_dataset(
         raise DataError(f"{problem}; get it with: atoll data fetch {info.name}")
     try:
         if info.name in TABLES:
-            _roles(info, [], split_index)  # they come without splits
+            _roles(info, [], split_index)  # these sets have no published splits
             return TABLES[info.name](base / info.home, **options).checked()
         if info.loader == "structure":
             return _structure(info, base / info.home, split_index).checked()
         if info.task == GRAPHS.name:
-            _roles(info, [], split_index)  # graph sets come without splits
+            _roles(info, [], split_index)  # graph sets have no published splits
             return _graph_set(info, base / info.home, features, max_degree).checked()
         if info.loader in READERS:
             x, edges, y, masks = READERS[info.loader](base / info.home, info.label)
@@ -220,11 +220,11 @@ def load_dataset(
             return _source(info, dataset, split_index).checked()
     except AtollError:
         raise
-    except MemoryError as error:  # a damaged file may ask for any amount
+    except MemoryError as error:  # a damaged file may request any amount
         problem = f"data set '{info.name}' needs more memory than there is, or is damaged"
         hint = f"free memory, or remove {base / info.home} and run: atoll data fetch {info.name}"
         raise DataError(f"{problem}; {hint}") from error
-    except Exception as error:  # other packages raise anything at all on a damaged file
+    except Exception as error:  # other packages may raise any error on a damaged file
         reason = str(error).splitlines()[0] if str(error) else "no reason"
         raise DataError(
             f"data set '{info.name}' in {base / info.home} cannot be read ({type(error).__name__}: "
@@ -235,7 +235,7 @@ def load_dataset(
 def load_group(
     name: str, root: str | Path | None, *, features: str, max_degree: int | None
 ) -> GraphGroup:
-    """Load GCFL's group of data sets with this name, or sets joined by "+"; options as for each."""
+    """Load GCFL's group of this name, or sets joined by "+". The options apply to each set."""
     sets, base = sets_of_group(name), data_root(root)
     absent = [one for one in sets if not is_present(one, base)]
     if absent:
@@ -247,7 +247,7 @@ def load_group(
 
 
 def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> Source:
-    """One graph of PyG or OGB as a `Source`."""
+    """Convert one graph of PyG or OGB to a `Source`."""
     data = dataset[0]
     y = data.y.reshape(-1).numpy().astype(np.int64)
     masks: list[np.ndarray] = []
@@ -264,7 +264,7 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
 
 
 def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray | None:
-    """Train, validation and test masks, one column per split, as one array of roles."""
+    """Convert train, validation and test masks, one column per split, to an array of roles."""
     count = max((mask.shape[1] if mask.ndim == 2 else 1 for mask in masks), default=1)
     if not 0 <= index < count:
         advice = f"its splits are 0 to {count - 1}"
@@ -279,7 +279,7 @@ def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray
 
 
 def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
-    """The topology of ogbn-arxiv, which OGB's class refuses without its features."""
+    """Load the topology of ogbn-arxiv, which OGB's class refuses without its features."""
 
     def column(file: str) -> np.ndarray:
         return np.loadtxt(home / file, dtype=np.int64, delimiter=",", ndmin=2)
@@ -294,7 +294,7 @@ def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
 
 
 def _graph_set(info: DatasetInfo, home: Path, features: str, max_degree: int | None) -> GraphSet:
-    """A TUDataset as a `GraphSet`."""
+    """Convert a TUDataset to a `GraphSet`."""
     found = tu_dataset(home, info.label)
     if "y" not in found:
         raise DataError(f"data set '{info.name}' has no single class per graph; choose another set")

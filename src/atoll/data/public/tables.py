@@ -1,7 +1,7 @@
 """Public tables with graphs that no class of PyG reads: AMLSim, NIFTY's two and MUSAE's Twitch.
 
 Each loader takes the folder of the raw files, and its options as keyword-only arguments. Columns
-are standardised over all nodes. A column that gives the label away is left out unless `leaking`.
+are standardised over all nodes. A column that leaks the label is excluded unless `leaking`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _read(path: Path) -> Table:
 
 
 def _standardised(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns side by side, each with mean 0 and standard deviation 1; constant ones become 0."""
+    """Standardise columns to mean 0 and standard deviation 1. Constant columns become 0."""
     x = np.stack(columns, axis=1).astype(np.float64)
     spread = x.std(axis=0)
     scaled: np.ndarray = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1)
@@ -40,10 +40,10 @@ def _standardised(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def amlsim(home: Path, *, features: str = "own", leaking: bool = False) -> Source:
-    """Accounts of IBM's simulator with their timed transfers; class 1 is fraud.
+    """Load accounts of IBM's simulator with their timed transfers. Class 1 is fraud.
 
-    "own" is the initial balance. "transfers" adds each account's counts and sums of transfers, of
-    all times, so the column `first` for splits in time is then left out. `leaking` adds fraudStep.
+    "own" is the initial balance. "transfers" adds each account's counts and sums of transfers of
+    all times, so the column `first` for splits in time is then excluded. `leaking` adds fraudStep.
     """
     check_name("value of features", features, ("own", "transfers"))
     check_flag("leaking", leaking)
@@ -75,7 +75,7 @@ def amlsim(home: Path, *, features: str = "own", leaking: bool = False) -> Sourc
 
 
 def german(home: Path) -> Source:
-    """Loans of a German bank, joined by similarity of amount, age and duration; class 1 is bad."""
+    """Load loans of a German bank, joined by amount, age and duration. Class 1 is bad."""
     table = _read(home / "raw/german.csv")
     good, gender = table.pop("GoodCustomer"), table.pop("Gender")
     purpose = table.pop("PurposeOfLoan").astype(str)
@@ -93,10 +93,10 @@ def german(home: Path) -> Source:
 
 
 def bail(home: Path, *, leaking: bool = False) -> Source:
-    """Released prisoners, joined by similarity; class 1 returned to prison.
+    """Load released prisoners, joined by similarity. Class 1 returned to prison.
 
-    The published edges are built from distances that include TIME, which gives the label away. By
-    default the same rule builds them without TIME; `leaking` keeps TIME and the published edges.
+    The published edges are built from distances that include TIME, which leaks the label. By
+    default the same rule builds them without TIME. `leaking` keeps TIME and the published edges.
     """
     check_flag("leaking", leaking)
     table = _read(home / "raw/bail.csv")
@@ -122,7 +122,7 @@ def _published_edges(path: Path, nodes: int) -> np.ndarray:
 
 
 def similar(rows: np.ndarray, near: float) -> np.ndarray:
-    """NIFTY's edges: 1 / (1 + distance) is above `near` times that of a row's nearest other row."""
+    """Join similar rows as NIFTY does: similarity above `near` times a row's largest."""
     from sklearn.neighbors import KDTree  # SciPy's crashed on this table on one machine
 
     tree = KDTree(rows)
@@ -136,13 +136,13 @@ def similar(rows: np.ndarray, near: float) -> np.ndarray:
 
 
 def twitch(home: Path) -> Source:
-    """Users of Twitch in six countries, each a client; class 1 streams for adults only."""
+    """Load Twitch users in six countries, each a client. Class 1 streams for adults only."""
     import scipy.sparse as sp
 
     labels, edges, users, games, start = [], [], [], [], 0
     for country in COUNTRIES:
         table = _read(home / country / f"raw/{country}_target.csv")
-        numbers, first = np.unique(table["new_id"], return_index=True)  # two users stand twice
+        numbers, first = np.unique(table["new_id"], return_index=True)  # two users occur twice
         links = _read(home / country / f"raw/{country}_edges.csv")
         text = (home / country / f"raw/{country}.json").read_text(encoding="utf-8")
         chosen = {int(user): some for user, some in json.loads(text).items()}
@@ -152,7 +152,7 @@ def twitch(home: Path) -> Source:
         games += [game for user in numbers.tolist() for game in chosen[user]]
         start += numbers.size
     place = np.concatenate(users), np.asarray(games)
-    # A game that stands twice at a user counts once.
+    # A game that occurs twice at a user counts once.
     x = sp.csr_array(
         sp.coo_array((np.ones(place[0].size), place), (start, GAMES)), dtype=np.float32
     )
@@ -175,4 +175,4 @@ TABLES: dict[str, Callable[..., Source]] = {
     "bail": bail,
     "twitch": twitch,
 }
-"""The loader of each set by the set's name."""
+"""The loaders by the names of the sets."""

@@ -1,4 +1,4 @@
-"""Untrusted input: bytes, pickles, archives, and loaders of PyG and OGB, which may not download."""
+"""Untrusted input: bytes, pickles, archives, and loaders of PyG and OGB, without downloads."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
 
 MAX_BYTES = 4 * 2**30
-"""The most that one archive may unpack to; the largest known set (COLLAB) takes 0.35 GiB."""
+"""Most bytes that one archive may unpack to. The largest known set (COLLAB) takes 0.35 GiB."""
 
-MAX_MEMBERS = 10_000  # the most files and folders in one archive; the largest known set has 22
-MAX_READ = 64 * 2**20  # the most that one header may make the reader hold in memory
+MAX_MEMBERS = 10_000  # most files and folders in one archive; the largest known set has 22
+MAX_READ = 64 * 2**20  # most bytes that one header may make the reader hold in memory
 IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
-"""Errors of names that no folder takes: too long, below a file, or of a folder."""
+"""Errors of impossible names: too long, below a file, or of a folder."""
 OGB_CLASS = "PygNodePropPredDataset"
 WORK_PREFIX = ".atoll-work-"
 STALE_SECONDS = 24 * 3600
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """The SHA-256 of each file name in a list as `sha256sum` writes it; other lines are skipped."""
+    """Parse the SHA-256 of each file name from the output of `sha256sum`. Skip other lines."""
     pattern = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
     found = (pattern.fullmatch(line.strip()) for line in text.splitlines())
     return {match[2]: match[1].lower() for match in found if match}
@@ -49,10 +49,10 @@ def parse_sums(text: str) -> dict[str, str]:
 PUBLISHED = parse_sums(
     resources.files("atoll.data.public").joinpath("published.sha256").read_text(encoding="utf-8")
 )
-"""SHA-256 of published raw files, by file name; only those that were checked against real bytes."""
+"""SHA-256 of published raw files, by file name, as far as they were checked with real bytes."""
 
 _PICKLED_NAMES = {
-    # Planetoid's files, written by Python 2, name these and nothing else; none of them runs code.
+    # Planetoid's files, written by Python 2, name only these. None of them runs code.
     "numpy.core.multiarray _reconstruct",
     "numpy ndarray",
     "numpy dtype",
@@ -66,13 +66,13 @@ _LOADED_BY_UNPICKLING = {".pt", ".pth", ".pkl", ".pickle"}
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in lower-case hexadecimal."""
+    """Return the SHA-256 of a file, in lower-case hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_published(path: Path) -> None:
-    """Refuse a raw file whose bytes differ from the published ones, where those are known."""
+    """Refuse a raw file whose bytes differ from the published ones, if those are known."""
     wanted = PUBLISHED.get(path.name)
     if wanted is not None and (found := sha256(path)) != wanted:
         raise DataError(
@@ -82,11 +82,11 @@ def check_published(path: Path) -> None:
 
 
 def check_pickles(home: Path) -> None:
-    """Refuse pickles that name anything but arrays, sparse matrices, lists and dictionaries."""
-    # Unpickling calls whatever the file names; reading the opcodes calls nothing. Only Planetoid
-    # has pickles among its raw files.
+    """Refuse pickles that name anything except arrays, sparse matrices, lists and dictionaries."""
+    # Unpickling calls any function that the file names. Reading the opcodes calls nothing. Only
+    # Planetoid has pickles among its raw files.
     for path in sorted(home.glob("raw/ind.*")):
-        if path.name.endswith(".test.index"):  # its one text file
+        if path.name.endswith(".test.index"):  # the only text file
             continue
         try:
             content = path.read_bytes()
@@ -101,22 +101,22 @@ def check_pickles(home: Path) -> None:
                     )
         except DataError:
             raise
-        except Exception as error:  # damaged bytes may fail the reader in any way
+        except Exception as error:  # damaged bytes may cause any error in the reader
             raise DataError(f"the file {path.name} is not a complete pickle: {error}") from error
 
 
 class _BoundedXZ(lzma.LZMAFile):
-    """Decompressed bytes, refused past a limit: a small file can unpack to any size."""
+    """Decompressed bytes up to a limit, because a small file can unpack to any size."""
 
     def read(self, size: int | None = -1) -> bytes:
-        # tarfile reads blocks and headers of a stated size; a huge one is a forged header.
+        # tarfile reads blocks and headers of a stated size. A huge one is a forged header.
         if size is None or not 0 <= size <= MAX_READ or self.tell() + size > MAX_BYTES + MAX_READ:
             raise DataError(f"unpacks to more than {MAX_BYTES / 2**30:.3g} GiB")
         return super().read(size)
 
 
 def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
-    """Unpack a `.tar.xz` below `target`, empty and private, where it may only fill `inside`."""
+    """Unpack a `.tar.xz` below `target`, empty and private. It may only fill `inside`."""
     total = 0
     try:
         with _BoundedXZ(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
@@ -128,7 +128,7 @@ def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
                 if count > MAX_MEMBERS:
                     raise DataError(f"holds more than {MAX_MEMBERS} files")
                 tar.extract(member, target, filter="data")
-            while stream.read(2**20):  # to the end, where the compressed stream proves itself whole
+            while stream.read(2**20):  # to the end, where the compressed stream is verified
                 pass
     except DataError as error:
         raise DataError(f"the archive {archive.name} {error}; it was not unpacked") from error
@@ -136,21 +136,21 @@ def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
         problem = f"the file {archive.name} is not a complete .tar.xz archive ({error})"
         raise DataError(f"{problem}; get it again") from error
     except OSError as error:
-        if error.errno not in IMPOSSIBLE:  # the disk's fault
+        if error.errno not in IMPOSSIBLE:  # an error of the disk
             raise
         why = f"the archive {archive.name} holds a file that cannot be made ({error.strerror})"
         raise DataError(f"{why}; it was not unpacked") from error
 
 
 def _check_member(member: tarfile.TarInfo, inside: PurePosixPath) -> None:
-    """Refuse a file of an archive that a data set has no business to hold."""
+    """Refuse a file of an archive that a data set must not contain."""
     name, path = member.name, PurePosixPath(member.name)
     if path.is_absolute() or re.match(r"[A-Za-z]:", name) or "\\" in name:
         raise DataError(f"holds the absolute or foreign path '{name}'")
     if ".." in path.parts:
         raise DataError(f"holds the path '{name}', which leaves the target folder")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        # No published set has links; a link is how an archive writes where it may not.
+        # No published set has links. With a link, an archive could write to other folders.
         kind = "neither a file nor a folder (a link or a device)"
         raise DataError(f"holds '{name}', which is {kind}")
     if not path.is_relative_to(inside) and not (member.isdir() and inside.is_relative_to(path)):
@@ -163,8 +163,8 @@ def _check_member(member: tarfile.TarInfo, inside: PurePosixPath) -> None:
 
 @contextmanager
 def workspace(parent: Path) -> Iterator[Path]:
-    """A private folder below `parent` that is gone afterwards, whatever happens."""
-    # It lies below `parent` so that moving a finished result into place is one rename. Folders that
+    """Create a private folder below `parent` that is always deleted afterwards."""
+    # It is below `parent`, so that moving a finished result into place is one rename. Folders that
     # killed processes left behind are removed first.
     parent.mkdir(parents=True, exist_ok=True)
     for entry in parent.glob(f"{WORK_PREFIX}*"):
@@ -182,14 +182,14 @@ def _host() -> str:
 
 
 def _is_stale(entry: Path) -> bool:
-    """Whether the process that made this work folder is gone."""
+    """Return whether the process that made this work folder is gone."""
     try:
         if time.time() - entry.stat().st_mtime > STALE_SECONDS:
             return True
     except OSError:
-        return False  # another process removed it meanwhile
+        return False  # another process removed it in the meantime
     pid, _, rest = entry.name.removeprefix(WORK_PREFIX).partition("-")
-    # A process number means something only on its own machine, and only POSIX can ask harmlessly.
+    # A process ID is valid only on its own machine, and only POSIX can test it without side effect.
     if os.name != "posix" or not pid.isdigit() or rest.rpartition("-")[0] != _host():
         return False
     try:
@@ -201,7 +201,7 @@ def _is_stale(entry: Path) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep another package's prints and warnings from the user, but not the one that matters."""
+    """Suppress another package's prints and warnings, except the one that matters."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # After this warning PyG would unpickle the cache without any restriction.
@@ -210,7 +210,7 @@ def quiet() -> Iterator[None]:
 
 
 def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryDataset]:
-    """A PyG or OGB class with some methods replaced."""
+    """Return a PyG or OGB class with the given methods replaced."""
     if loader == OGB_CLASS:
         try:
             with _no_version_check():
@@ -227,7 +227,7 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
 
 @contextmanager
 def _no_version_check() -> Iterator[None]:
-    """Import OGB without its question to a server for its latest version."""
+    """Import OGB without its request to a server for its latest version."""
     before = {name: sys.modules[name] for name in ("outdated",) if name in sys.modules}
     sys.modules["outdated"] = None  # type: ignore[assignment]  # importing it is an ImportError
     try:
@@ -241,9 +241,9 @@ def _no_version_check() -> Iterator[None]:
 def open_raw(
     loader: str, arguments: Mapping[str, str | bool], root: Path, home: Path
 ) -> Iterator[InMemoryDataset]:
-    """Let a PyG or OGB class read raw files; `home`, at or below its `root`, holds `raw/`."""
-    # The class unpickles a cache that it makes of them, so it gets a new folder: a cache that lies
-    # beside the raw files is never opened.
+    """Let a PyG or OGB class read raw files. `home`, at or below its `root`, contains `raw/`."""
+    # The class unpickles a cache that it makes of them, so it gets a new folder. A cache next to
+    # the raw files is never opened.
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-")))
         _link_raw(home, work / home.relative_to(root))
@@ -266,7 +266,7 @@ def _refuse_download(_: object) -> None:
 
 
 def _link_raw(home: Path, other: Path) -> None:
-    """Make everything but the cache of `home` appear in `other`."""
+    """Make everything except the cache of `home` appear in `other`."""
     other.mkdir(parents=True, exist_ok=True)
     for entry in home.iterdir():
         twin = other / entry.name
@@ -274,5 +274,5 @@ def _link_raw(home: Path, other: Path) -> None:
             continue
         try:
             twin.symlink_to(entry.resolve(), target_is_directory=entry.is_dir())
-        except OSError:  # some systems allow no links
+        except OSError:  # some systems do not allow links
             (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, twin)
