@@ -17,7 +17,7 @@ from atoll.core.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Limits:
-    """The valid range of a hyper-parameter. `words` describes it in errors; default: numbers."""
+    """The valid range of a hyper-parameter. Errors use `words`, or else the numbers."""
 
     low: float = -math.inf
     above: float = -math.inf
