@@ -130,7 +130,7 @@ class FedGNN(Training):
         super().__post_init__()
         net = self.net
         if not isinstance(net, GCN) or net.layers - (net.head == "linear") < 2:
-            raise ConfigError("fedgnn changes the second convolution of a gcn; give it at least two")
+            raise ConfigError("fedgnn uses the second convolution of a gcn; give it at least two")
         if self.epsilon and not self.clip:
             raise ConfigError("epsilon needs a bound on the update; give clip as well")
 

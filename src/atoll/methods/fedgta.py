@@ -68,7 +68,7 @@ class FedGTA(Mixing):
 
     threshold: Annotated[float, "cosine of moments above which two clients average"] = 0.5
     moments: Annotated[
-        Literal["origin", "central", "hybrid"], "moments that describe a client"
+        Literal["origin", "central", "hybrid"], "moments that describe each client"
     ] = "hybrid"
     order: Annotated[OneOrMore, "highest order of the moments"] = 10
     propagation: Annotated[Literal["authors", "paper", "openfgl"], "how labels are smoothed"] = (
