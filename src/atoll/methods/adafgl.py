@@ -10,18 +10,18 @@ Step 2, all later rounds: every client trains without the server, with P = softm
                     dissimilar nodes;  minimise their three CE;  Y_he = mean of their softmaxes.
     Y = HCS Y_ho + (1 - HCS) Y_he
 
-X~ is X, propagated along edges and between nodes with similar P. `nn/adafgl.py` has all formulas.
-A run of R rounds has R - `federated_rounds` rounds of step 2, each of `personal_epochs` epochs.
-With 50 and 4, a run of 100 rounds has the authors' 200 epochs. With R <= `federated_rounds` the
-method is FedAvg. `preset=reference` has 100 federated rounds and the code's network, so it needs
-`--rounds 300`.
+X~ is X, propagated along edges and between nodes with similar P. `nn/adafgl.py` has all formulas. A
+run of R rounds has R - `federated_rounds` rounds of step 2, each of `personal_epochs` epochs. With
+50 and 4, a run of 100 rounds has the authors' 200 epochs. With R <= `federated_rounds` the method
+is FedAvg. `preset=reference` has 100 federated rounds and the code's network, so it needs `--rounds
+300`.
 
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing
-    With partial participation the server sends the model again to all participants of a round
-    if one of them lacks it. `keep="best"` starts step 2 from the federated round with the best
-    validation accuracy of its participants. In step 1 each participant then also downloads the
-    new model, and sends two counts.
+With partial participation the server sends the model again to all participants of a round if one of
+them lacks it. `keep="best"` starts step 2 from the federated round with the best validation
+accuracy of its participants. In step 1 each participant then also downloads the new model, and
+sends two counts.
 Private state: step 1: Adam's moments if kept. Step 2: θ, heads, their moments, HCS. No part has a
 node axis. X~ (N x 4F, dense) is never stored: it would take 6 MB for one of ten clients of Cora,
 464 MB of Physics.
@@ -30,12 +30,11 @@ Compute: O(N² C) for the signed messages, and for S with a `threshold`, `block`
 Departures from the reference code: HCS mixes the heads, as in the paper. The authors' code uses
 only the homophilous head if HCS >= 0.9, else only the other (`switch="hard"`). Ties in HCS are
 decided at random. Each MLP has its own PReLU slope. No client selects its best epoch by validation.
-Faults of both public codes are options. P passes through a second softmax (`double_softmax`), and
-S is therefore cut to 0/1 (`threshold=0.999`). Logits are compared with probabilities
-(`logit_mse`). Among pairs below the mean similarity, the least similar repel least
-(`inverted_rescale`); this fault has little effect. Test accuracy, correct / inverted, with ten
-clients: Cora 81.7 / 81.4 and 80.6 / 80.4 on two seeds, actor 28.7 / 28.6 on one. The default is
-therefore the correct form.
+Faults of both public codes are options. P passes through a second softmax (`double_softmax`), and S
+is therefore cut to 0/1 (`threshold=0.999`). Logits are compared with probabilities (`logit_mse`).
+Among pairs below the mean similarity, the least similar repel least (`inverted_rescale`); this
+fault has little effect. Test accuracy, correct / inverted, with ten clients: Cora 81.7 / 81.4 and
+80.6 / 80.4 on two seeds, actor 28.7 / 28.6 on one. The default is therefore the correct form.
 """
 
 from collections.abc import Mapping

@@ -18,9 +18,9 @@ Wire, per client and round:  down  causal network      up  causal network, num_n
 Private state: evaluator, biased network, Adam's moments of all three. Edge weights never leave.
 Floats per client and round: 2P + 1 for P parameters of the causal network (more with `share`).
 Departures from the reference code: scoring has no dropout (the code keeps it on). Log-softmax
-replaces log(softmax). Batch normalisation always uses the statistics of the client's own edges,
-as the code does in effect. The paper's Eq. 11 prints (N-1)² for (N-1)⁻², and Eq. 9 omits a
-factor p; `hsic` and `entropy` name the variants.
+replaces log(softmax). Batch normalisation always uses the statistics of the client's own edges, as
+the code does in effect. The paper's Eq. 11 prints (N-1)² for (N-1)⁻², and Eq. 9 omits a factor p;
+`hsic` and `entropy` name the variants.
 """
 
 from collections.abc import Mapping

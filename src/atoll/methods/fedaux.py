@@ -13,16 +13,16 @@ network, two convolutions and a linear layer, is therefore `layers=3` and `head=
 Wire, per client and round:  down  own model and a      up  model and a
 Private state: masks, and the optimizer's moments of model, a and masks.
 Floats per client and round: 2P + 2h for P parameters, including W's rows for z, and width h.
-Compute: O(N² h), 1024 rows of K at a time. With cosines, |s| <= 1, and σ >= 1 it is O(26 N h):
-K is the sum over m of products of e^(-s²/σ²) (√2 s/σ)^m / √m!, and 26 terms are exact to 2e-16.
+Compute: O(N² h), 1024 rows of K at a time. With cosines, |s| <= 1, and σ >= 1 it is O(26 N h): K is
+the sum over m of products of e^(-s²/σ²) (√2 s/σ)^m / √m!, and 26 terms are exact to 2e-16.
 Departures from the reference code: a client that has not trained yet gets the plain mean of the
-participants' models. Masks are not uploaded, because no party reads them. Small masks are not
-cut to zero in predictions. The score of a zero row h or a zero vector a is zero. The network's last
+participants' models. Masks are not uploaded, because no party reads them. Small masks are not cut
+to zero in predictions. The score of a zero row h or a zero vector a is zero. The network's last
 layer on h and the layer on z are initialised separately. The paper's classifier is an MLP of
 unknown size; the code's classifier is linear, as is this one. `preset=paper` has the authors'
-network. `preset=reference` also has the public code's score, σ, width and initial vector. At its
-σ = 10 the kernel is within 4 percent of a constant. Thus z is nearly the mean of h for all nodes,
-and a gets nearly no gradient.
+network. `preset=reference` also has the public code's score, σ, width and initial vector. At its σ
+= 10 the kernel is within 4 percent of a constant. Thus z is nearly the mean of h for all nodes, and
+a gets nearly no gradient.
 """
 
 import math

@@ -13,15 +13,15 @@ with neighbours inside a client only, are our interpretation. Clients that share
 twins; then the method equals FedAvg, bit for bit. `server.pairs` counts pairs of twins. `Graph.ids`
 identify nodes. They must be the numbers of the whole graph, as in Atoll's partitions.
 
-Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n
-    Once: up keys of all nodes (padded to the largest client), down which nodes have twins.
+Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n;
+once, up keys of all nodes (padded to the largest client), down which nodes have twins.
 Private state: the nodes with twins, the latest sums for them (a client also predicts with these),
 and the optimizer's moments.
 Floats per client and round: 2P + 1 without twins. With twins 3P + 1 + s (2h + 1), where s is the
 largest number of nodes with twins at one client. The model is sent before and after the exchange.
 What it tells: the keys show the server which clients have equal neighbourhoods. Keys are salted
-(`salt`, which real clients must hide from the server). A party that knows the salt can guess
-small sets.
+(`salt`, which real clients must hide from the server). A party that knows the salt can guess small
+sets.
 Departures from the reference code: that code pads a user's items with false items and has no second
 layer. `clip` and `epsilon` are its local privacy: it clips an update to the norm `clip` and adds
 Laplace noise of scale 2 clip / epsilon to each number. As there, epsilon is nominal, because

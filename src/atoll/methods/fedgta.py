@@ -10,17 +10,17 @@
 `propagation`: "authors" is the above, from their code. "paper" is Y <- (1 - α) Â Y + α Y⁰ with
 nothing added on training nodes. "openfgl" starts from Ŷ on training nodes and zero elsewhere, has
 no self-loops, and keeps Y in [0, 1]. `moments_of=all` computes moments of every propagation step,
-as in the paper; the code uses the last step. `preset=reference` has the code's network: GAMLP
-with its fault. `net=gamlp` is GAMLP without the fault.
+as in the paper; the code uses the last step. `preset=reference` has the code's network: GAMLP with
+its fault. `net=gamlp` is GAMLP without the fault.
 
 Wire, per client and round:  down  own model      up  model, confidence H, moments M
 Private state: the optimizer's moments. M discloses how often a client predicts each class.
 Floats per client and round: 2P + 1 + 2RC for P parameters, C classes and order R ("hybrid"; times
 `steps` for `moments_of=all`).
 Departures from the reference code: sets contain participants only, and an absent client keeps its
-model (the code reads models by the wrong index). If no client of a set has an edge, its weights
-are 0/0; then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than half of
-all pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain). The server's tree has the cosines.
+model (the code reads models by the wrong index). If no client of a set has an edge, its weights are
+0/0; then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than half of all
+pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain). The server's tree has the cosines.
 """
 
 import math

@@ -18,8 +18,8 @@ same). "both" adds the two losses. All options except "ce" reconstruct A from `p
 for all pairs.
 `heads`: in the code both heads are one function, so log σ² = μ except for dropout ("shared").
 "separate" gives log σ² a scale and a shift per dimension. It can then reach log σ²_H, which rows of
-length one cannot. "two-encoders" gives it its own W and b: the second DisenGCN of Eq. 7. Both
-start as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
+length one cannot. "two-encoders" gives it its own W and b: the second DisenGCN of Eq. 7. Both start
+as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
 `js`: the code's surrogate averages moments and can exceed ln 2 ("moments"). "monte-carlo" estimates
 the divergence itself. `elbo_sums`: "sum" is Eq. 6 over N²; "mean" averages each term over its own
 axes, as in the code. `prior`: the code adds log N(α̂) to the loss, and its ELBO has σ²_H instead of

@@ -17,8 +17,8 @@ With `share_weights` also the model in both directions, and num_nodes up.
 Private state: the model and the optimizer's moments. The prototype of a class with one training
 node is that node's embedding, and the reply discloses which classes a client has.
 Floats per client and round: 2C(h + 1) + 1 for C classes and width h; `share_weights`: 2P + 1 more.
-Departures from the reference code: z is the last layer's input before its activation (after it
-for `gin` and `disengcn`, whose last layer is linear). Prototypes come from one forward pass without
+Departures from the reference code: z is the last layer's input before its activation (after it for
+`gin` and `disengcn`, whose last layer is linear). Prototypes come from one forward pass without
 dropout after training; the authors average the embeddings of the last epoch. A class keeps its last
 prototype while all its owners are absent. A class without an owner has no prototype. The
 optimizer's moments stay with the model, so that λ = 0 is Local (`optimizer_state=reset`: a new

@@ -6,9 +6,9 @@ Wire, per client and round:  down  model      up  model (and one weight)
 Private state: the optimizer's moments.
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: clients use all neighbours and full batches instead of five
-sampled neighbours per hop and batches of 32. All clients start from one common model instead of
-the mean of their own. The network has two layers of one width, as in OpenFGL, instead of widths 64
-and 32 and a dense layer.
+sampled neighbours per hop and batches of 32. All clients start from one common model instead of the
+mean of their own. The network has two layers of one width, as in OpenFGL, instead of widths 64 and
+32 and a dense layer.
 """
 
 from dataclasses import dataclass

@@ -21,16 +21,16 @@ the first rounds learns without the others before it trains.
 
 In an exchange, client i sends x̂ of some kept nodes, and the others return the gradient with
 respect to x̂. Client i propagates the sum back through its generator. By the chain rule this is the
-gradient of the published form, which sends whole generators and embeddings. The gradient is
-2 (x̂ - x) / D, so a party that has x̂ can solve it for a row x of features. An owner gets only the
-sum over the others, but the server sees each gradient. The published form hides no more. Its
-gradient with respect to the last weights is Σ_v h_v ⊗ this gradient. A party that has the h_v can
-solve it as well, if there are fewer than `wide` of them.
+gradient of the published form, which sends whole generators and embeddings. The gradient is 2 (x̂ -
+x) / D, so a party that has x̂ can solve it for a row x of features. An owner gets only the sum over
+the others, but the server sees each gradient. The published form hides no more. Its gradient with
+respect to the last weights is Σ_v h_v ⊗ this gradient. A party that has the h_v can solve it as
+well, if there are fewer than `wide` of them.
 
-Wire, per client and round:  down  model      up  model (and one weight)
-    In each exchange: up x̂ of `exchanged_nodes` nodes, down the x̂ of all clients, up the gradients
-    with respect to them, down the sum for the client's own x̂. The server joins the v-th nodes of
-    all clients and omits most unused slots.
+Wire, per client and round:  down  model      up  model (and one weight).
+In each exchange, up x̂ of `exchanged_nodes` nodes, down the x̂ of all clients, up the gradients
+with respect to them, down the sum for the client's own x̂. The server joins the v-th nodes of all
+clients and omits most unused slots.
 Private state: the generator and the key of its noise, later also the classifier's moments.
 Floats per client and round: 2P + 1. An exchange adds at most 2 (K + 1) X for K participants, X =
 exchanged_nodes · p_max · D (Cora 0.46 M; published form 2K · 15.2 M). The server then holds K² X.

@@ -5,9 +5,9 @@
 Wire, per client and round:  down  the key of the common initial model      up  nothing
 Private state: the model and the optimizer's moments.
 Floats per client and round: one number down, none up.
-Departures from the reference code: public codes initialise each client's model separately
-(OpenFGL) or train fewer epochs than the federated methods (GCFL). Here all clients have the same
-start and the same budget. Each client initialises the network's private layers by itself.
+Departures from the reference code: public codes initialise each client's model separately (OpenFGL)
+or train fewer epochs than the federated methods (GCFL). Here all clients have the same start and
+the same budget. Each client initialises the network's private layers by itself.
 """
 
 from dataclasses import dataclass

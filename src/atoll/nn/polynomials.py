@@ -33,16 +33,16 @@ from atoll.nn.ops import matmul
 class GAMLP(Embedder):
     """Graph attention MLP (Zhang et al., 2022), as FedGTA's authors use it.
 
-    X_k = Â^k X,   k = 0..K,   Â = D^-1/2 (A + I) D^-1/2.
-    w(v) = softmax_k sigmoid(u·[X_0(v) ‖ … ‖ X_K(v) ‖ X_k(v)] + b).
-    H = Σ_k w_k X_k,   then an MLP with one PReLU slope for all its layers.
+        X_k = Â^k X,   k = 0..K,   Â = D^-1/2 (A + I) D^-1/2.
+        w(v) = softmax_k sigmoid(u·[X_0(v) ‖ … ‖ X_K(v) ‖ X_k(v)] + b).
+        H = Σ_k w_k X_k,   then an MLP with one PReLU slope for all its layers.
 
-The concatenated hops are the attention's reference, without a separate network. The weight of
-a hop is bounded, by 0.109 and 0.475 for K = 3, so no hop can be switched off.
-`hop_weights=sgl` is a fault of FedGTA's public code. It stacks the scores hop by hop and cuts
-them into rows of K + 1 without a transpose. A node then reads scores of nodes with nearby
-numbers: of training nodes during training, of all nodes without dropout.
-That code also averages a linear layer that nothing uses, which Atoll omits.
+    The concatenated hops are the attention's reference, without a separate network. The weight of
+    a hop is bounded, by 0.109 and 0.475 for K = 3, so no hop can be switched off.
+    `hop_weights=sgl` is a fault of FedGTA's public code. It stacks the scores hop by hop and cuts
+    them into rows of K + 1 without a transpose. A node then reads scores of nodes with nearby
+    numbers: of training nodes during training, of all nodes without dropout.
+    That code also averages a linear layer that nothing uses, which Atoll omits.
     """
 
     features: int
