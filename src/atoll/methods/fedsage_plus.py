@@ -35,8 +35,8 @@ Private state: the generator and the key of its noise, later also the classifier
 Floats per client and round: 2P + 1. An exchange adds at most 2 (K + 1) X for K participants, X =
 exchanged_nodes · p_max · D (Cora 0.46 M; published form 2K · 15.2 M). The server then holds K² X.
 On Cora the server forwards a tenth of the slots.
-Departures from the reference code: the minimum is a minimum (the released loop keeps the last
-candidate). Real nodes read generated nodes. All nodes are mended, not only kept ones. The noise of
+Departures from the reference code: L_f uses the nearest candidate (the released loop keeps the last
+one). Real nodes read generated nodes. All nodes are mended, not only kept ones. The noise of
 the mended graph is drawn once. L_d and L_f use all kept nodes, as in the paper, not only training
 nodes. n̂ starts near one, because a ReLU that starts at zero stays there. The generator is 256
 wide; `preset=paper` has 2048 (Cora, 10 clients: up to 5.4 GB instead of 2.0, a third of the speed).

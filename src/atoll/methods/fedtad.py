@@ -17,7 +17,7 @@ random nodes. Negative φ count as zero, and so does a class that no participant
 pseudo graphs have no dropout (`server_dropout=true` is the code's behaviour). FedTAD-r-eq of Fig.
 4a distils on the real graph, which no server has. It is the baseline `fedtad-real` of `atoll
 compare`, an oracle without privacy. Variants in which paper and code differ have names:
-- `discrepancy` kl | l1 (the code's, in which the generator holds the local predictions fixed);
+- `discrepancy` kl | l1 (the code's; its generator holds local predictions fixed);
 - `diversity` cosine | mode-seeking (the code adds it once per client);
 - `reduce` sum | mean over the pseudo nodes of a class;
 - `neighbours_by` dot | cosine (the code's, made symmetric).
