@@ -241,7 +241,7 @@ def test_the_stable_commands_are_there() -> None:
     ("method", "sentence"),
     [
         ("adafgl", "with 2 rounds this is FedAvg: clients adapt after round 50 (federated_rounds)"),
-        ("gcfl", "with 2 rounds no cluster splits: none may before round 20"),
+        ("gcfl", "with 2 rounds no cluster splits: splits begin in round 20"),
     ],
 )
 def test_a_run_that_is_too_short_for_its_method_says_so(cli, method: str, sentence: str) -> None:

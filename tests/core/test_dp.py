@@ -175,7 +175,7 @@ def test_a_users_own_method_has_to_say_that_it_can():
         not_private: ClassVar[str] = Method.not_private
 
     net = NETS["gcn"](FEATURES, CLASSES)
-    with pytest.raises(ConfigError, match="does not say that its clients send one update"):
+    with pytest.raises(ConfigError, match="does not declare that its clients send only one update"):
         Noised(net=net, base=Mine(net), clip=1.0, noise=1.0)
 
 

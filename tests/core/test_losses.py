@@ -130,11 +130,11 @@ def test_focal_loss_by_hand_with_a_finite_gradient():
 @pytest.mark.parametrize(
     ("weights", "loss", "words"),
     [
-        ("even", None, "class_weights cannot be 'even'; give balanced, or a number for each class"),
+        ("even", None, "class_weights cannot be 'even'; give balanced, or one number per class"),
         ("1,-1,1", None, "class_weights cannot be '1,-1,1'"),
         ("0,0,0", None, "class_weights cannot be '0,0,0'"),
         ("1,nan,1", None, "class_weights cannot be '1,nan,1'"),
-        ("1,2", None, "class_weights has 2 numbers, but there are 3 classes"),
+        ("1,2", None, "class_weights has 2 numbers, but the data have 3 classes"),
         (None, "focal:x", "loss cannot be 'focal:x'; give cross_entropy, focal or focal:GAMMA"),
         (None, "focal:0", "loss cannot be 'focal:0'"),
         (None, "hinge", "loss cannot be 'hinge'"),

@@ -152,7 +152,7 @@ def test_only_clients_with_more_training_graphs_than_a_batch_are_cut():
 
 
 def test_one_graph_has_no_batches_of_graphs():
-    with pytest.raises(ConfigError, match="batches of graphs are for sets of graphs"):
+    with pytest.raises(ConfigError, match="batch_size is for clients with many graphs"):
         with_batching(small_federation().graphs[0], Graphs(3))
 
 

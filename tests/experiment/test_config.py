@@ -159,7 +159,7 @@ def test_any_configuration_survives_its_file(config: RunConfig) -> None:
         ({"set": {"lr": "nan"}}, "lr is nan; give a learning rate between 0 and a million "
             "(size of a step)"),
         ({"set": {"beta1": 1}}, "beta1 is 1.0; give a number from 0 up to, not including, 1 "
-            "(how much of the mean gradient stays)"),
+            "(decay of the running mean of the gradient)"),
         (
             {"method": "fedprox", "set": {"mu": "inf"}},
             "mu is inf; give a finite number that is not negative (μ: weight of the pull towards "

@@ -280,6 +280,6 @@ def test_a_negative_number_of_layers_is_refused() -> None:
 def test_more_layers_than_there_are_are_refused(
     net: Any, make: Any, personal: int, asked: int, there: int
 ) -> None:
-    problem = f"{asked} layers cannot be personal where there are {there} to share"
+    problem = f"{asked} layers cannot be personal, because only {there} are shared"
     with pytest.raises(ConfigError, match=problem):
         run(FedPer(net, personal=personal), make())

@@ -1,1 +1,6 @@
-"""The mechanism: trees, keys, graphs, steps, aggregation. Imports torch and nothing else."""
+"""The data structures and contracts of Atoll: trees, keys, graphs, tasks, steps and aggregation.
+
+Start with `method` (the contract of a method), then `training` (the part that most methods share),
+`aggregate` (the server) and `fit` (the epoch loop). This package imports no third-party library
+except torch. Networks are in `atoll.nn`, methods in `atoll.methods`, execution in `atoll.engines`.
+"""

@@ -1,6 +1,7 @@
-"""How an epoch's steps see a client's training data: an engine attaches it to each graph.
+"""Batching: the part of a client's training data that one optimizer step sees.
 
-Another way of cutting is one more class here and one more case in `minibatch.py`.
+An engine attaches a `Batching` to each graph, and `fit` obeys it. A new kind of batch needs one
+class in this file and one case in `minibatch.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Graphs:
-    """A step sees `size` of a client's small training graphs, each one uncut.
+    """Every step sees `size` of a client's small training graphs. No graph is cut.
 
-    With `room`, the most nodes and the most entries of each sparse view that a batch can have, all
-    batches are padded to that: on a GPU, steps of one shape can be recorded.
+    `room` is the largest number of nodes of a batch, then of entries of each sparse view. If it is
+    given, every batch is padded to it, because a GPU can record only steps of one shape.
     """
 
     size: int
@@ -40,12 +41,12 @@ WHOLE = Whole()
 
 
 def batching_of(batch_size: int) -> Batching:
-    """What the option `batch_size` stands for; 0 is all graphs at once."""
+    """Parse the option `batch_size`. 0 means all graphs in one step."""
     if batch_size < 0:
         raise ConfigError(f"batch_size is {batch_size}; give 0 (all at once) or a number of graphs")
     return Graphs(batch_size) if batch_size else WHOLE
 
 
 def batch_size_of(batching: Batching) -> int:
-    """The option `batch_size` that stands for a value."""
+    """Return the option `batch_size` that `batching_of` would turn into this value."""
     return batching.size if isinstance(batching, Graphs) else 0

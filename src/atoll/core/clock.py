@@ -1,4 +1,8 @@
-"""Where the time of a run goes: seconds by stage, for `atoll run --profile`."""
+"""Timing of a run by stage, for `atoll run --profile`.
+
+Code wraps its work in `with clock.stage("loading")`. The module has no other effect: `OFF`, the
+default clock, measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ _NOTHING = nullcontext()
 
 
 class Clock:
-    """Counts wall and processor seconds by stage; one that is off counts nothing.
+    """Measures wall-clock and processor seconds by stage, unless it is off.
 
-    A stage inside another one counts by itself only. Other threads than the main one count towards
-    the stage that the main thread is in. `wait` is called whenever a stage begins or ends: a GPU
-    works on after Python has continued.
+    The time of a nested stage does not count towards the outer stage. Threads other than the main
+    thread count towards the stage of the main thread. The clock calls `wait` at the beginning and
+    end of a stage, because a GPU still works after Python has continued.
     """
 
     def __init__(self, *, on: bool = False, before: tuple[float, float] = (0.0, 0.0)) -> None:
@@ -29,7 +33,7 @@ class Clock:
         self._open, self._last = ["other"], _now()
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Count the time inside `with` to one of `STAGES`."""
+        """Measure the body of a `with` block as one of `STAGES`."""
         here = self.on and threading.current_thread() is threading.main_thread()
         return self._stage(name) if here else _NOTHING
 
@@ -51,7 +55,7 @@ class Clock:
         self._last = now
 
     def read(self) -> Mapping[str, tuple[float, float]]:
-        """Wall and processor seconds of every stage up to now; empty if the clock is off."""
+        """Return wall-clock and processor seconds of every stage so far, or {} if off."""
         if self.on:
             self._turn()
         return {name: self._seconds[name] for name in STAGES if name in self._seconds}

@@ -1,12 +1,12 @@
-"""Client-level differential privacy around a method: clip the update, add noise, then send it.
+"""Client-level differential privacy for any method: clip the update, add noise, then send it.
 
-    Δ_i = θ_i - x                          x the received model, θ_i the trained one
-    Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           the norm of the whole update, all layers together
+    Δ_i = θ_i - x                          x is the received model, θ_i the trained model.
+    Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           The norm covers all layers together.
     sent:  x + Δ_i + N(0, (z C)² I),  weight 1
 
-`Noised` is a method around another one: engines run its step, so that nothing leaves a client
-before it is clipped and noised. Every client counts alike, because a weight would disclose how much
-data it has. Only for methods whose clients send one update of one model (`Method.not_private`).
+`Noised` wraps a method. Engines run the wrapper's step, so a client sends nothing before it is
+clipped and noised. All clients have equal weight, because a weight would disclose the amount of
+data. The base method must send one update of one model (see `Method.not_private`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from atoll.core.wrapper import Wrapper
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
 LEAST_CLIP = 1e-30
-"""A float rounds an update below this by a share that the clip does not allow."""
+"""Smallest clip. Floats round a shorter update by more than the clip allows."""
 
 
 def keyed_noise(update: Tree, key: Tensor) -> Tree:
-    """Noise that the seed can reproduce: only for simulations and tests."""
+    """Noise that the seed reproduces. Use it only for simulations and tests."""
     flat, spec = flatten(update)
     keys = [fold(key, "noise", place) for place in range(len(flat))]
     noise = [normal(k, tuple(leaf.shape), leaf.dtype) for k, leaf in zip(keys, flat, strict=True)]
@@ -45,12 +45,12 @@ def keyed_noise(update: Tree, key: Tensor) -> Tree:
 
 
 def clipped(update: Tree, clip: float) -> Tree:
-    """The update, shortened to at most `clip`; a whole tree has one Euclidean norm."""
+    """Scale the update to a norm of at most `clip`. The whole tree has one Euclidean norm."""
     squares = [leaf.double().square().sum() for leaf in leaves(update)]
     length = torch.stack(squares).sum().sqrt()
-    # A norm beyond all numbers still gives a bounded update: nothing of it.
+    # If the norm overflows, the share is zero and the update is still bounded.
     share = clip / length.clamp(min=clip)
-    # In double: as a float a tiny share would be rounded by more than the clip allows.
+    # In double, because a float would round a tiny share by more than the clip allows.
     return tree_map(lambda leaf: (leaf.double() * share).to(leaf.dtype), update)
 
 
@@ -59,11 +59,11 @@ class Noised(Wrapper):
     """A method whose clients send clipped and noised updates."""
 
     base: Method
-    clip: float  # C, the most that one client may move the model
-    noise: float  # z, the noise of one client as a multiple of C, for every parameter
-    delta: float = 1e-5  # for the account of what is spent; it changes nothing that is sent
-    source: Noise = keyed_noise  # a real site has its own, which no other can repeat
-    # An update that is not finite counts as none and discloses nothing; a simulation stops at it.
+    clip: float  # C, the largest norm of one client's update
+    noise: float  # z, the standard deviation of one client's noise per parameter, divided by C
+    delta: float = 1e-5  # for the reported epsilon; it does not change the reply
+    source: Noise = keyed_noise  # a real site uses a secret source that cannot be repeated
+    # If set, a non-finite update counts as zero and discloses nothing. A simulation stops at it.
     hides_divergence: bool = False
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
@@ -82,13 +82,13 @@ class Noised(Wrapper):
         why = self.base.why_not_private()
         if why:
             raise ConfigError(
-                f"{type(self.base).__name__} cannot be made differentially private: {why}; leave "
-                "--dp out, or choose another method (docs/federation.md lists them)"
+                f"{type(self.base).__name__} cannot be made differentially private: {why}; remove "
+                "--dp, or choose another method (docs/federation.md lists them)"
             )
         if type(getattr(self.base, "aggregate", Mean())) is not Mean:
             raise ConfigError(
                 "differential privacy accepts only aggregate=mean, because the reported epsilon "
-                "counts on the sum of all noise; leave out --set aggregate, or --dp"
+                "counts on the sum of all noise; remove --set aggregate, or --dp"
             )
 
     def init(self, clients: Clients) -> Tree:
@@ -96,7 +96,7 @@ class Noised(Wrapper):
         if not leaves(self.base.deploy(server).tree):
             raise ConfigError(
                 f"{type(self.base).__name__} shares no parameter of this network, so that there is "
-                "no update to make private; leave --dp out, or choose another network"
+                "no update to make private; remove --dp, or choose another network"
             )
         return server
 
@@ -107,34 +107,34 @@ class Noised(Wrapper):
     def train(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
         """Run the base's step and release its reply clipped and noised.
 
-        No attribute of this class returns the base's step: its reply is not private. The noise
-        covers what a field of that reply discloses of the private state.
+        No attribute of this class returns the base's step, because its reply is not private. The
+        noise also covers the private state that a field of that reply discloses.
         """
         reply, state = self.base.train(graph, message, state, key)  # type: ignore[attr-defined]
         return self.release(reply, message, key), state
 
     def release(self, reply: Any, received: Tree, key: Tensor) -> Any:
-        """What may leave, of a reply to the received model."""
-        if type(reply) is Empty:  # anything else may carry plain values beside its tensors
+        """Return the clipped and noised form of a reply to the received model."""
+        if type(reply) is Empty:  # any other reply may contain plain values in addition to tensors
             return reply
         parts = {part.name for part in fields(reply)} if is_dataclass(reply) else set()
         if parts != {"model", "weight"} or structure(reply.model) != structure(received):
             raise ConfigError(
-                f"{type(self.base).__name__} says that it can be made differentially private, but "
-                "its reply is not one update of the received model and a weight"
+                f"{type(self.base).__name__} declares that it can be made differentially private, "
+                "but its reply is not one update of the received model and a weight"
             )
         update = tree_map(torch.sub, reply.model, received)
         if self.hides_divergence and not all_finite(update):
             update = tree_map(torch.zeros_like, update)
         update = clipped(update, self.clip)
         noise, scale = self.source(update, fold(key, "dp")), self.clip * self.noise
-        # A site's noise is finer than the model's numbers: added first, it is rounded with them.
+        # A site's noise has more digits than the model: add it first, so both are rounded once.
         model = tree_map(lambda x, u, n: (u + scale * n + x).to(x.dtype), received, update, noise)
         return replace(reply, model=model, weight=torch.ones_like(reply.weight))
 
 
 class _OneUpdate:
-    """Clients that answer only with noised updates (`core.method.Clients`)."""
+    """Clients (`core.method.Clients`) whose only replies are noised updates."""
 
     def __init__(self, clients: Clients, method: Noised) -> None:
         self.clients, self.method = clients, method
@@ -150,7 +150,7 @@ class _OneUpdate:
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
         if step.name != "train" or step.owner is not self.method.base:
             raise ConfigError(
-                f"{type(self.method.base).__name__} says that it can be made differentially "
+                f"{type(self.method.base).__name__} declares that it can be made differentially "
                 f"private, but its clients also answer step '{step.name}'"
             )
         reply: Reply = self.clients.map(self.method.train, message)

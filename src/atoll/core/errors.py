@@ -1,4 +1,8 @@
-"""Every error that Atoll raises on purpose: what was given, what is allowed, what to do."""
+"""Every error that Atoll raises on purpose.
+
+An error says in one sentence what was given, what is allowed and what to do next. The classes
+name the kind of fault; `unknown` and `check_name` write the errors for unknown names.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from pathlib import Path
 
 _PACKAGES = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parents[1]), *_PACKAGES)
-"""Folders of Atoll, Python and installed packages, whose lines tell a user nothing."""
+"""Folders of Atoll, Python and installed packages. Users did not write the lines in them."""
 
 
 class AtollError(Exception):
-    """Root of the tree; the command line prints it as one sentence and exits with 2."""
+    """Base class. The command line prints the error as one sentence and exits with code 2."""
 
 
 class ConfigError(AtollError):
@@ -26,11 +30,11 @@ class DataError(AtollError):
 
 
 class WireError(AtollError):
-    """A message that the other side did not declare."""
+    """A message whose content differs from the declared content."""
 
 
 class StepError(AtollError):
-    """A client step failed; says which client, step and round."""
+    """A client step failed. The error names the client, the step and the round."""
 
     def __init__(self, client: int, step: str, round: int, problem: str) -> None:
         super().__init__(f"client {client}, step {step}, round {round}: {problem}")
@@ -41,7 +45,7 @@ class StepError(AtollError):
 
 
 class ServerDiverged(AtollError):
-    """A number of the server is not finite any more; says in which round."""
+    """The server computed a non-finite number. The error names the round."""
 
     def __init__(self, round: int, problem: str) -> None:
         super().__init__(f"round {round}: {problem}")
@@ -52,15 +56,18 @@ class ServerDiverged(AtollError):
 
 
 class ClientLost(AtollError):
-    """A client did not answer in time."""
+    """A client did not reply in time."""
 
 
 class DeviceFull(AtollError):
-    """The device's memory is too small, or others fill it; says what was needed and is free."""
+    """The device's memory is too small or in use. The error gives needed and free memory."""
 
 
 def described(error: BaseException) -> str:
-    """`TypeError in mine.py line 9: ...`: the innermost line of a user's own file, if any."""
+    """Describe an error as `TypeError in mine.py line 9: ...`.
+
+    The line is the innermost one in a user's file. Without such a line only the type is named.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(_NOT_OWN)]
     where = f" in {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
@@ -68,7 +75,7 @@ def described(error: BaseException) -> str:
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
-    """The error for a name that does not exist, with the nearest names that do."""
+    """Return the error for an unknown name. It suggests the nearest allowed name, or lists all."""
     names = sorted(allowed)
     near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(names)}"
@@ -76,6 +83,6 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
 
 
 def check_name(kind: str, given: str, allowed: Iterable[str]) -> None:
-    """Raise the error of `unknown` for a name that does not exist."""
+    """Raise the error of `unknown` if the name is not allowed."""
     if given not in allowed:
         raise unknown(kind, given, allowed)

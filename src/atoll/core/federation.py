@@ -1,4 +1,8 @@
-"""A federation: the clients' graphs and what everybody knows about them."""
+"""A federation: the clients' graphs, and the facts that all parties know about them.
+
+`atoll.data` creates federations, engines train on them, and results record `about`. Graphs may be
+lazy (`LazyGraphs`) if they do not fit into memory together.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from atoll.core.task import Task
 
 
 class LazyGraphs(Sequence[Graph]):
-    """Graphs that are made when they are read, and not kept: more than memory holds."""
+    """A sequence that creates a graph at each access and keeps none, to save memory."""
 
     def __init__(self, size: int, make: Callable[[int], Graph]) -> None:
         self.size, self.make = size, make
@@ -36,21 +40,21 @@ class LazyGraphs(Sequence[Graph]):
 
 
 def each(change: Callable[[Graph], Graph], graphs: Sequence[Graph]) -> Sequence[Graph]:
-    """Every graph changed: now, or, where graphs are made lazily, whenever one is made."""
+    """Apply `change` to every graph: immediately, or at each access for `LazyGraphs`."""
     if isinstance(graphs, LazyGraphs):
         return LazyGraphs(len(graphs), lambda i: change(graphs[i]))
     return tuple(change(graph) for graph in graphs)
 
 
 def known_names(about: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    """Names of "client" or "class" in the record of a federation, by number; empty if unknown."""
-    sites = about.get("sites", ()) if kind == "client" else ()  # of a real federation
+    """Return the names of the clients ("client") or classes ("class"), or () if unknown."""
+    sites = about.get("sites", ()) if kind == "client" else ()  # a real federation names its sites
     return tuple(map(str, about.get(f"{kind}_names", sites)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Clients' graphs, in an order that carries no meaning.
+    """The clients' graphs. Their order has no meaning.
 
     Examples:
         >>> import atoll
@@ -62,14 +66,14 @@ class Federation:
     """
 
     graphs: Sequence[Graph]  # one per client; a tuple, or `LazyGraphs`
-    classes: int  # how many there are, common knowledge
+    classes: int  # the number of classes, which all parties know
     name: str = "federation"  # of the data set, for tables
-    numbers: tuple[int, ...] = ()  # the clients' own: noise follows them, and not the order
+    numbers: tuple[int, ...] = ()  # the clients' permanent numbers; noise depends on these
     metric: str = "accuracy"  # or "auc"
-    batching: Batching = WHOLE  # how clients cut training into steps, unless an experiment chooses
-    # How the federation was made (partition, split, hashes), for the record.
+    batching: Batching = WHOLE  # the default; an experiment may choose another one
+    # How the federation was created (partition, split, hashes). Results record it.
     about: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    # How the columns of a user's own tables became features (`data.own.encoder`), as plain values.
+    # How the columns of a user's tables became features (`data.own.encoder`), as plain values.
     encoder: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +82,7 @@ class Federation:
         if not self.numbers:
             object.__setattr__(self, "numbers", tuple(range(len(self.graphs))))
         if isinstance(self.graphs, LazyGraphs):
-            return  # checked when they were written
+            return  # they were checked when they were written
         widths = sorted({graph.num_features for graph in self.graphs})
         if len(widths) > 1:
             raise DataError(f"clients must have equally many features, but have {widths}")
@@ -102,33 +106,33 @@ class Federation:
 
     @property
     def task(self) -> Task:
-        """What is predicted."""
+        """The prediction task of all clients."""
         return self.graphs[0].task
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """The clients' names, or their numbers where the data name none."""
+        """The clients' names, or their numbers if the data contain no names."""
         known = known_names(self.about, "client")
         return tuple(known[n] if n < len(known) else str(n) for n in self.numbers)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names, or their numbers."""
+        """The classes' names, or their numbers if the data contain no names."""
         return known_names(self.about, "class") or tuple(map(str, range(self.classes)))
 
     def with_loss(self, weights: str | None, loss: str | None) -> Federation:
-        """The federation whose clients train with class weights or another loss (`core.losses`)."""
+        """Let all clients train with class weights or with another loss (`core.losses`)."""
         if weights is None and loss is None:
             return self
         change = partial(with_loss, classes=self.classes, weights=weights, loss=loss)
         return replace(self, graphs=each(change, self.graphs))
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
-        """The federation with every client's views filled in."""
+        """Compute the views of every client's graph."""
         return replace(self, graphs=each(lambda graph: with_views(graph, views), self.graphs))
 
     def reordered(self, order: Sequence[int]) -> Federation:
-        """The same clients, listed in another order."""
+        """Return the same clients in another order."""
         chosen: Sequence[Graph] = LazyGraphs(len(order), lambda i: self.graphs[order[i]])
         chosen = chosen if isinstance(self.graphs, LazyGraphs) else tuple(chosen)
         return replace(self, graphs=chosen, numbers=tuple(self.numbers[i] for i in order))

@@ -1,4 +1,7 @@
-"""Files that are never seen half-written, and the temporary ones of killed processes."""
+"""Atomic writes of files and folders, and the removal of temporary files of killed processes.
+
+Every file of a run is written by `write_atomically`, so a reader never sees half of one.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from pathlib import Path
 
 KINDS = "atoll|csv|html|json|lineage|md|npz|png|safetensors|svg|tex|toml|txt"
 TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
-"""Names of temporary files: a writer's random letters or the number of its process at the end."""
+"""Names of temporary files. They end with random letters or with a process number."""
 WRITERS = 8  # threads that wait for the disk at the same time
-AGE = 60.0  # least seconds since the last write before a temporary file counts as left over
+AGE = 60.0  # seconds since the last write before a temporary file counts as abandoned
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = False) -> None:
-    """Replace a file's content in one step, or not at all; the file has `mode` from its start.
+    """Replace a file's content completely or not at all. The file always has `mode`.
 
-    With `new` a file that exists stays, and is an error: of two processes one gets the name.
+    With `new` an existing file stays and is an error, so only one of two processes succeeds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -33,7 +36,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = 
         try:
             with os.fdopen(handle, "wb") as file:
                 with contextlib.suppress(OSError):  # some network disks have no locks
-                    fcntl.flock(handle, fcntl.LOCK_EX)  # a sign of life for `clear_left_over`
+                    fcntl.flock(handle, fcntl.LOCK_EX)  # `clear_left_over` skips locked files
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -46,26 +49,26 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = 
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-    except OSError as error:  # the system does not say which file a full disk could not take
+    except OSError as error:  # the system does not name the file if the disk is full
         if error.errno is None or error.filename == str(path):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name itself must survive a power cut
+        os.fsync(folder)  # the new name must survive a power failure, too
     finally:
         os.close(folder)
 
 
 def side_by_side(writers: Iterable[Callable[[], object]]) -> None:
-    """Call functions that mostly wait for the disk, a few at a time; the first error is raised.
+    """Call functions that mostly wait for the disk, a few at a time. Raise the first error.
 
-    Taking the next function from an iterator is the caller's thread's work, and happens late: an
-    iterator that prepares the content of many files has few of them in memory.
+    The caller's thread advances the iterator, and only when a thread is free. An iterator that
+    prepares the content of many files therefore has only a few in memory.
     """
     left = iter(writers)
     first = list(islice(left, 2))
-    if len(first) < 2:  # no thread for one
+    if len(first) < 2:  # one function needs no thread
         for write in first:
             write()
         return
@@ -81,7 +84,7 @@ def side_by_side(writers: Iterable[Callable[[], object]]) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A path for a new folder, which takes the place of another; a crash leaves one of them."""
+    """Yield a path for a new folder that then replaces `folder`. A crash keeps one of the two."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     finish_replacing(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
@@ -93,20 +96,20 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def finish_replacing(folder: Path) -> None:
-    """Complete a replacement whose process was killed, and remove what else it left."""
+    """Complete the replacement of a killed process, and remove its temporary folders."""
     for left in folder.parent.glob(f".{folder.name}.*"):
-        # The old folder moves away only when the new one is complete.
+        # The old folder is moved only after the new folder is complete.
         if not folder.exists() and (left / "old").exists():
             (left / "new").rename(folder)
         shutil.rmtree(left)
 
 
 def clear_left_over(folder: Path) -> None:
-    """Delete temporary files that killed processes left in a folder of Atoll's, and below it."""
+    """Delete the temporary files of killed processes in a folder of Atoll and its subfolders."""
     for path in folder.rglob(".*") if folder.is_dir() else ():
         if not TEMPORARY.fullmatch(path.name):
             continue
-        with contextlib.suppress(OSError), path.open("rb") as file:  # another may be quicker
+        with contextlib.suppress(OSError), path.open("rb") as file:  # may be deleted already
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
             if time.time() - path.stat().st_mtime > AGE:
                 path.unlink()

@@ -1,4 +1,8 @@
-"""The only epoch loop."""
+"""The only epoch loop of Atoll, and the gradient that all methods use.
+
+A method's client step calls `fit` with its loss, and a server that trains calls `minimise`. Under
+`vmap`, one call trains all clients of a group, with one backward pass for all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ from atoll.core.tree import Tree, inside_transform, leaves, with_leaves
 from atoll.core.vmap.stacks import Batch, Batches, current_batch, current_batches
 
 Loss = Callable[[Tree, Graph, Tensor], Tensor]
-"""(params, graph, key) -> scalar, where the graph is the client's or a mini-batch of it."""
+"""(params, graph, key) -> scalar. The graph is the client's graph or a mini-batch of it."""
 PlainLoss = Callable[[Tree, Tensor], Tensor]  # (params, key) -> scalar
-Steps = Iterable[tuple[PlainLoss, Tensor]]  # of each step, with its key
+Steps = Iterable[tuple[PlainLoss, Tensor]]  # the loss of each step, with its key
 Adjust = Callable[[Tree, Tree], Tree]  # (grads, params) -> grads
 
 
@@ -37,13 +41,13 @@ def fit(
     *,
     needs_whole: str = "",
 ) -> tuple[Tree, Tree]:
-    """Train on a client's graph for some epochs; returns parameters and the optimizer's state.
+    """Train on a client's graph. Return the parameters and the optimizer's state.
 
-    An epoch is one step, or one for each mini-batch where the graph is cut into these. The loss
-    must read the graph that it gets, which may be a mini-batch; its key differs in every step.
-    `adjust` bends the gradient (a proximal pull, a control variate) and is not differentiated.
-    `needs_whole` says why the loss cannot take a mini-batch, beginning with the method's name.
-    Only files of older versions leave the graph out; they get an error.
+    An epoch is one step, or one step per mini-batch if the graph's `batching` cuts it. The loss
+    must read the graph that it receives, which may be a mini-batch. Its key differs in every step.
+    `adjust` changes the gradient (a proximal term, a control variate) after differentiation.
+    `needs_whole` says why the loss cannot use a mini-batch; it begins with the method's name.
+    Only method files of older versions omit the graph. They get an error.
     """
     try:
         signature(loss).bind(None, None, None)
@@ -79,13 +83,13 @@ def minimise(
     key: Tensor,
     owned: bool = False,
 ) -> tuple[Tree, Tree]:
-    """`fit` without a graph, on the server; `owned` parameters and state may be overwritten."""
+    """`fit` without a graph, for the server. `owned` parameters and state may be overwritten."""
     plain = ((loss, fold(key, number)) for number in range(steps))
     return _descend(plain, params, optimizer, state, None, owned)
 
 
 def num_steps(graph: Graph, epochs: int) -> Tensor:
-    """How many steps `fit` takes on a graph, for methods that divide by them."""
+    """Return the number of steps that `fit` takes, for methods that divide by it."""
     one = graph.size("uniform")
     if isinstance(graph.batching, Whole):
         return one * epochs
@@ -95,11 +99,11 @@ def num_steps(graph: Graph, epochs: int) -> Tensor:
 def _descend(
     steps: Steps, params: Tree, optimizer: Optimizer, state: Tree, bend: Adjust | None, owned: bool
 ) -> tuple[Tree, Tree]:
-    """One update for each loss and its key."""
+    """Make one optimizer step for each pair of a loss and a key."""
     batch = current_batch()
     if batch is not None and not owned and not leaves(params)[0].is_cuda:
-        # One copy for every client before the first step. Otherwise the first step copies them, and
-        # products with a model that all clients share copy it again. On a GPU no step overwrites.
+        # Copy once per client before the first step. Otherwise the first step copies, and products
+        # with a model that all clients share copy it again. On a GPU no step overwrites its input.
         params, state, owned = batch.copied(params), batch.copied(state), True
     state = optimizer.init(params) if state is None else state
     for loss, noise in steps:
@@ -107,19 +111,19 @@ def _descend(
         if bend is not None:
             grads = bend(grads, params)
         params, state = optimizer.update(grads, params, state, owned=owned)
-        owned = True  # from now on only this loop has the parameters: overwrite them
+        owned = True  # from now on only this loop refers to the parameters, so it overwrites them
     return params, state
 
 
 def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
-    """The loss's gradient by the parameters, a tree like them."""
-    batch = current_batch() or current_batches()  # the first costs less
+    """Return the gradient of the loss with respect to the parameters, as a tree like them."""
+    batch = current_batch() or current_batches()  # the first one is faster
     if batch is not None:
         return _gradient_of_batch(batch, loss, params, key)
     if inside_transform():
         return torch.func.grad(loss)(params, key)
-    # Outside of `vmap` plain autograd gives the same numbers without the transforms' overhead,
-    # which is as much as the work itself for a small graph.
+    # Outside of `vmap`, plain autograd gives the same numbers. The overhead of the transforms would
+    # be as large as the work itself for a small graph.
     with torch.enable_grad():
         tracked = [leaf.detach().requires_grad_() for leaf in leaves(params)]
         value = loss(with_leaves(params, tracked), key)
@@ -128,10 +132,10 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
 
 
 def _gradient_of_batch(batch: Batch | Batches, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
-    """Every client's gradient, in every run, by plain autograd on the stacks behind `vmap`."""
-    # No client's loss depends on another client's parameters, so the gradient of all losses
-    # contains each client's. `torch.func.grad` would wrap every operation in one more interpreter,
-    # and import a compiler, for seconds.
+    """Compute the gradient of every client in every run, with plain autograd below `vmap`."""
+    # No client's loss depends on another client's parameters, so the gradient of the summed losses
+    # contains each client's gradient. `torch.func.grad` would wrap every operation once more, and
+    # import a compiler, which takes seconds.
     with torch.enable_grad():
         lowered = [batch.lower(leaf) for leaf in leaves(params)]
         with batch.paused():
@@ -140,7 +144,7 @@ def _gradient_of_batch(batch: Batch | Batches, loss: PlainLoss, params: Tree, ke
         tracked = [batch.lift(stacked, axis) for stacked, axis in zip(flat, axes, strict=True)]
         value, _ = batch.lower(loss(with_leaves(params, tracked), key))
         with batch.paused():
-            # A sum, not the ones of its gradient: these make torch import SymPy, half a second.
+            # A sum, because a gradient of ones makes torch import SymPy, which takes half a second.
             total = value.sum()
             found = torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True)
     lifted = [batch.lift(grad.detach(), axis) for grad, axis in zip(found, axes, strict=True)]

@@ -1,8 +1,8 @@
 """One client's graph as a record of tensors, and the sparse matrices that networks multiply with.
 
-A client that owns many small graphs holds them end to end as one graph without edges between them.
-Label and role of a small graph stand on one of its nodes, its root; every other node is in no mask.
-So losses, masks, padding and scores count graphs where they would count nodes.
+A client that owns many small graphs stores them as one graph with disjoint parts. The root, one
+node of each part, carries the label and the role of its small graph; no other node is in a mask.
+Losses, masks, padding and scores therefore count graphs in the same way as nodes.
 """
 
 from __future__ import annotations
@@ -25,87 +25,87 @@ from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 class Sparse:
     """A sparse matrix (R, C) in row order, together with its transpose.
 
-    Multiply with `atoll.nn.ops`; do not read the index tensors. Stacked by the fused engine, or
-    made under `vmap`, they number rows, columns and entries over *all* clients: a product under
-    `vmap` is then one block-diagonal product without index arithmetic.
+    Multiply with `atoll.nn.ops`; do not read the index tensors. If the fused engine stacks
+    matrices, or `vmap` creates them, indices count over *all* clients. A product under `vmap` is
+    then one block-diagonal product without index arithmetic.
     """
 
     offsets: Tensor  # first entry of each row, (R,) int32
     columns: Tensor  # column of each entry, (E,) int32
     rows: Tensor  # row of each entry, (E,) int32
-    values: Tensor  # value of each entry, (E,); zero where an entry is only padding
-    t_offsets: Tensor  # the same of the transpose, (C,)
+    values: Tensor  # value of each entry, (E,); zero for padding
+    t_offsets: Tensor  # the same for the transpose, (C,)
     t_columns: Tensor  # (E,)
-    t_order: Tensor  # where each entry of the transpose stands in row order, (E,) int32
+    t_order: Tensor  # position in row order of each entry of the transpose, (E,) int32
     t_values: Tensor  # (E,)
-    square: bool = static(True)  # columns are nodes too (an adjacency), or else features
-    dense: Tensor | None = None  # with its zeros, (R, C), where products with that are faster
+    square: bool = static(True)  # columns are nodes (an adjacency); otherwise they are features
+    dense: Tensor | None = None  # as a dense matrix (R, C), if products with it are faster
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.offsets.shape[-1], self.t_offsets.shape[-1]
 
     def to_dense(self) -> Tensor:
-        """The matrix with all its zeros, (R, C)."""
+        """The matrix as a dense tensor, (R, C)."""
         place = self.rows.long(), self.columns.long()
         return self.values.new_zeros(self.shape).index_put(place, self.values, accumulate=True)
 
 
 @record
 class Distinct:
-    """A matrix (R, C) that has few different rows: `which` times `rows`."""
+    """A matrix (R, C) with few different rows: the product of `which` and `rows`."""
 
-    rows: Tensor  # each row once, (U, C)
-    which: Sparse  # a one in every row, at the number of its row, (R, U), not square
+    rows: Tensor  # each different row once, (U, C)
+    which: Sparse  # a one per row, in the column of its entry in `rows`, (R, U), not square
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.which.shape[0], self.rows.shape[-1]
 
     def to_dense(self) -> Tensor:
-        """The matrix with all its rows, (R, C)."""
+        """The matrix as a dense tensor, (R, C)."""
         return self.rows[self.which.columns.long()]
 
 
-Matrix = Tensor | Sparse | Distinct  # what a view may be
+Matrix = Tensor | Sparse | Distinct  # the type of a view
 
 
 @record
 class Graph:
-    """What one client owns. N nodes, E directed edges, D features."""
+    """The data of one client: N nodes, E directed edges, D features."""
 
     x: Tensor | Sparse  # features, (N, D)
     edges: Tensor  # directed, source -> target, (2, E) int64
-    edge_weight: Tensor  # (E,); one where the data has no weights, zero for padding
-    y: Tensor  # labels, (N,) int64; zero where unknown (no mask then selects the node)
+    edge_weight: Tensor  # (E,); one if the data have no weights, zero for padding
+    y: Tensor  # labels, (N,) int64; zero if unknown (then no mask selects the node)
     train: Tensor  # one for training nodes, else zero, (N,)
     val: Tensor
     test: Tensor
-    real: Tensor  # one for nodes, zero for padding, (N,). Never a mean over nodes without it
-    ids: Tensor  # numbers for keyed noise, (N,) int32, of the graph before it was divided
-    views: dict[str, Matrix]  # what networks precompute; tensors have N rows, or `lists_nodes`
-    # Of many small graphs: the node that stands for each node's graph, (N,) int64; edges are then
-    # sorted by source. And these nodes, one for each of G graphs, (G,) int64.
+    real: Tensor  # one for nodes, zero for padding, (N,). Every mean over nodes must use it
+    ids: Tensor  # node numbers before the partition, (N,) int32; keyed noise depends on them
+    views: dict[str, Matrix]  # matrices that networks precompute: N rows, or `lists_nodes`
+    # Only for many small graphs: the root of each node's graph, (N,) int64, and the roots of all G
+    # graphs, (G,) int64. Edges are then sorted by source.
     root: Tensor | None = None
     roots: Tensor | None = None
-    # One for feature columns, (D,), and classes, (C,), that this client's data have, zero for those
-    # that only other clients have. None where all clients have all.
+    # One for feature columns, (D,), and classes, (C,), that this client's data contain. Zero for
+    # those that only other clients have. None if every client has all of them.
     has_features: Tensor | None = None
     has_classes: Tensor | None = None
-    # The loss: how much each class counts at this client, (C,), None if all count alike; and the
-    # exponent of a focal loss, 0 for plain cross entropy.
+    # The loss: the weight of each class at this client, (C,), or None for equal weights, and the
+    # exponent of a focal loss (0 is cross entropy).
     class_weights: Tensor | None = None
     focal: float = static(default=0.0)
-    batching: Batching = static(default=WHOLE)  # how `fit` sees it; an engine attaches it
-    held_out: Graph | None = None  # only validation and test graphs: scoring predicts no others
+    batching: Batching = static(default=WHOLE)  # the batches of `fit`; an engine attaches it
+    held_out: Graph | None = None  # only validation and test graphs, for scoring
     training: Graph | None = None  # only the training graphs, for cheap mini-batches
-    derived: Tree = None  # from `Method.derive`, where an engine has kept it
-    # The first stage in which a node, (N,), or an edge, (E,), is there, int8 (`core.stages`), and,
-    # in a graph that an engine trains on, the graph of the next stage. None: all are always there.
+    derived: Tree = None  # the result of `Method.derive`, if an engine has cached it
+    # The first stage in which a node, (N,), or an edge, (E,), exists, int8 (`core.stages`). None if
+    # all exist from the start. `later` is the graph of the next stage, if an engine trains on it.
     since: Tensor | None = None
     edge_since: Tensor | None = None
     later: Graph | None = None
-    task_name: str = static(default="")  # "" classifies graphs where there are roots, else nodes
+    task_name: str = static(default="")  # "": graphs if the graph has roots, else nodes
 
     @property
     def num_nodes(self) -> int:
@@ -116,17 +116,17 @@ class Graph:
         return self.x.shape[-1]
 
     def size(self, by: str) -> Tensor:
-        """The client's weight in an average: its "nodes" or "train" nodes (or graphs), or one."""
+        """The client's weight in a mean: its nodes or graphs, its training ones, or one."""
         check_name("weight", by, ("nodes", "train", "uniform"))
         total = (self.train if by == "train" else self.at_roots(self.real)).sum()
         return total * 0 + 1 if by == "uniform" else total
 
     def at_roots(self, values: Tensor) -> Tensor:
-        """Rows, (N, ...), of what is classified: of the graphs' roots (G, ...), or of all nodes."""
+        """Select the rows of classified items: the roots (G, ...), or else all nodes (N, ...)."""
         return values if self.roots is None else pick(values, self.roots)
 
     def from_roots(self, rows: Tensor) -> Tensor:
-        """What `at_roots` reads: rows of what is classified among rows for all nodes, (N, ...)."""
+        """Invert `at_roots`: place rows of classified items in a tensor for all nodes (N, ...)."""
         if self.roots is None:
             return rows
         everywhere = self.real.unsqueeze(-1) * rows.new_zeros(rows.shape[-1])
@@ -144,25 +144,25 @@ class Graph:
 
     @property
     def task(self) -> Task:
-        """What is predicted."""
+        """The prediction task."""
         if self.task_name:
             return TASKS[self.task_name]
         return NODES if self.root is None else GRAPHS
 
 
 PER_NODE = ("y", "train", "val", "test", "real", "ids")
-"""Fields of a graph with an entry for each node, beside `x` and `root`."""
+"""Fields of a graph with one entry per node, in addition to `x` and `root`."""
 View = Callable[[Graph], Matrix | None]
-"""A pure function of a graph, evaluated once per client before training; None leaves it out."""
+"""A pure function of a graph. It runs once per client before training; None adds no view."""
 
 
 def lists_nodes(view: Matrix) -> bool:
-    """Whether a view is a list of node numbers, (L,) int64; one number per node is (N, 1)."""
+    """Whether a view is a list of node numbers, (L,) int64. One number per node is (N, 1)."""
     return isinstance(view, Tensor) and view.dtype == torch.int64 and view.dim() == 1
 
 
 def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:
-    """The graph with the named views filled in; a view finds those before it in the graph."""
+    """Compute the named views of a graph. Each view can read the views before it."""
     made: dict[str, Matrix] = {}
     for name, view in views.items():
         found = view(replace(graph, views=made))
@@ -173,7 +173,7 @@ def with_views(graph: Graph, views: Mapping[str, View]) -> Graph:
 def sparse_matrix(
     rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], *, square: bool
 ) -> Sparse:
-    """Build a `Sparse` from its entries, in any order; entries at one place stay separate."""
+    """Build a `Sparse` from entries in any order. Duplicate entries stay separate."""
     order = torch.argsort(rows.long() * shape[1] + columns, stable=True)  # by row, then column
     rows, columns, values = (pick(one, order) for one in (rows, columns, values))
     t_order = torch.argsort(columns, stable=True)
@@ -182,8 +182,8 @@ def sparse_matrix(
     columns, rows, t_columns, t_order = (numbers.to(torch.int32) for numbers in index)
     t_values = pick(values, t_order)
     if inside_transform():
-        # Under `vmap` it is numbered over all clients' matrices, and stacked whole, all of its
-        # tensors or none: what one of them has an axis for gets every other as well.
+        # Under `vmap`, indices count over the matrices of all clients. Either all tensors of a
+        # matrix are stacked or none, so an axis of one tensor is added to all others.
         entries, (height, width) = values.shape[0], shape
         steps = (entries, width, height, entries, height, entries)
         numbers = (offsets, columns, rows, t_offsets, t_columns, t_order)
@@ -195,7 +195,7 @@ def sparse_matrix(
 
 
 class _Blocks(Constant):
-    """Index tensors of a matrix; `steps` lie between the numbers of one block and the next."""
+    """Index tensors of a matrix. `steps` is the offset between one block and the next."""
 
     @staticmethod
     def forward(steps: tuple[int, ...], values: Tensor, *index: Tensor) -> tuple[Tensor, ...]:
@@ -219,22 +219,22 @@ class _Blocks(Constant):
 
 
 def pick(values: Tensor, rows: Tensor) -> Tensor:
-    """`values[rows]`, which costs a CPU five times as much."""
+    """Return `values[rows]`. On a CPU, `index_select` is five times faster than indexing."""
     return values.index_select(0, rows)
 
 
 def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
-    """The sum of the values, (E, ...), at each place, (size, ...), always in the same order."""
+    """Sum the values (E, ...) at each place, (size, ...), always in the same order."""
     none = values.new_zeros(size, *values.shape[1:])
-    if values.is_cuda:  # `index_add` adds there in the order in which threads arrive
+    if values.is_cuda:  # there `index_add` adds in the order in which threads arrive
         return none.index_put((places,), values, accumulate=True)
     return none.index_add(0, places, values)
 
 
 def runs(starts: Tensor, counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs of numbers one after another; where each run begins, and the run of each number.
+    """Concatenate ranges of numbers. Return them, each range's start, and each number's range.
 
-    A GPU waits for how many there are, unless `total` says it.
+    A GPU waits for the total length, unless `total` gives it.
     """
     before = counts.cumsum(0) - counts
     numbers = torch.arange(len(counts), device=counts.device)
@@ -244,9 +244,9 @@ def runs(starts: Tensor, counts: Tensor, total: int | None = None) -> tuple[Tens
 
 
 def _starts(groups: Tensor, size: int) -> Tensor:
-    """First position of each group among sorted group numbers."""
-    # Not by counting them: `bincount` makes a GPU wait for the largest number. Under `vmap` each
-    # stack of groups wants numbers of its own, one after another in memory.
+    """Return the first position of each group among sorted group numbers."""
+    # Not `bincount`, because it makes a GPU wait for the largest number. Under `vmap` each stack of
+    # groups needs its own contiguous numbers.
     numbers = groups.new_zeros(size) + torch.arange(size, device=groups.device)
     return torch.searchsorted(groups, numbers, out_int32=True)
 
@@ -266,7 +266,7 @@ def make_graph(
     has_features: Tensor | None = None,
     has_classes: Tensor | None = None,
 ) -> Graph:
-    """A graph with the usual defaults; a node without a label (-1) must be in no mask."""
+    """Make a graph with the usual defaults. A node without a label (-1) must be in no mask."""
     like = x.values if isinstance(x, Sparse) else x
     size, dtype = y.shape[0], like.dtype
     if root is not None:
@@ -294,12 +294,12 @@ def make_graph(
     return graph if views is None else with_views(graph, views)
 
 
-SMALL = 1 << 18  # most numbers of a tensor that travels with others
-ALIGNED = 64  # numbers that fill a line of a cache, whatever their type
+SMALL = 1 << 18  # largest tensor (in numbers) that is copied together with others
+ALIGNED = 64  # numbers that fill a cache line, for every dtype
 
 
 def moved(tree: Tree, device: torch.device | str) -> Tree:
-    """The tree on `device`. Small tensors travel together, because each copy to a GPU waits."""
+    """Copy a tree to `device`. Small tensors share a copy, because each copy to a GPU waits."""
     found = {id(leaf): leaf for leaf in leaves(tree)}
     small: dict[torch.dtype, list[Tensor]] = {}
     for leaf in found.values():
@@ -307,7 +307,7 @@ def moved(tree: Tree, device: torch.device | str) -> Tree:
             small.setdefault(leaf.dtype, []).append(leaf)
     there: dict[int, Tensor] = {}
     for some in small.values():
-        # Each begins where a GPU reads fast: after a multiple of so many numbers.
+        # Each tensor begins at a multiple of `ALIGNED` numbers, where a GPU reads fast.
         parts = [functional.pad(leaf.flatten(), (0, -leaf.numel() % ALIGNED)) for leaf in some]
         packed = torch.split(torch.cat(parts).to(device), [len(part) for part in parts])
         for leaf, part in zip(some, packed, strict=True):
@@ -316,5 +316,5 @@ def moved(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def cast(tree: Tree, *, dtype: torch.dtype, device: torch.device | str) -> Tree:
-    """The tree with its floating-point tensors in `dtype`, everything on `device`."""
+    """Convert the floating-point tensors of a tree to `dtype`, and move all to `device`."""
     return tree_map(lambda x: x.to(device, dtype if x.is_floating_point() else x.dtype), tree)

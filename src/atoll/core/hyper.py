@@ -1,6 +1,8 @@
-"""Hyper-parameters: `atoll methods`, docs and errors read meaning and range from the field.
+"""Hyper-parameters: a dataclass field declares its meaning and its range with `Annotated`.
 
-mu: Annotated[NonNegative, "weight of the pull towards the received model"] = 0.01
+    mu: Annotated[NonNegative, "weight of the pull towards the received model"] = 0.01
+
+`atoll methods`, the documentation, errors and the tuner read these declarations.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from atoll.core.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers that a hyper-parameter takes, and how a sentence puts them, unless by numbers."""
+    """The valid range of a hyper-parameter. Errors use `words`, or else the numbers."""
 
     low: float = -math.inf
     above: float = -math.inf
@@ -47,7 +49,7 @@ LearningRate = Annotated[
 OneOrMore = Annotated[int, Limits(low=1, words="at least 1")]
 ZeroOrMore = Annotated[int, Limits(low=0, words="0 or more")]
 
-Epochs = Annotated[OneOrMore, "passes over a client's training nodes, or graphs, in a round"]
+Epochs = Annotated[OneOrMore, "passes over a client's training nodes, or graphs, per round"]
 WeightBy = Annotated[
     Literal["nodes", "train", "uniform"],
     "a client's weight in the mean: its nodes (or graphs), its training ones, or 1",
@@ -73,13 +75,13 @@ class Hyper:
 
     name: str
     kind: object  # the type, without the annotations
-    default: object  # `dataclasses.MISSING` for none
-    meaning: str  # one line; empty for a field that is no hyper-parameter
-    limits: Limits | None  # None where the type says everything
+    default: object  # `dataclasses.MISSING` if the field has no default
+    meaning: str  # one line; empty if the field is not a hyper-parameter
+    limits: Limits | None  # None if every value of the type is valid
 
     @property
     def allowed(self) -> str:
-        """The values that it takes, in words."""
+        """The valid values as text."""
         if get_origin(self.kind) is Literal:
             return " or ".join(map(str, get_args(self.kind)))
         if self.kind is bool:
@@ -87,7 +89,7 @@ class Hyper:
         return str(self.limits or ("a whole number" if self.kind is int else "a finite number"))
 
     def check(self, value: object) -> None:
-        """Refuse an unknown choice, and a number that is not finite or outside of the limits."""
+        """Raise an error for an unknown choice, and for a non-finite or out-of-range number."""
         if get_origin(self.kind) is Literal and value not in get_args(self.kind):
             raise unknown(self.name, str(value), list(map(str, get_args(self.kind))))
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -99,7 +101,7 @@ class Hyper:
 
 
 def hypers(cls: type[object]) -> dict[str, Hyper]:
-    """All fields of a dataclass by name, as hyper-parameters."""
+    """Return all fields of a dataclass by name, as hyper-parameters."""
     return _hypers(cls)  # type: ignore[arg-type]  # mypy misses that a class has a hash
 
 
@@ -110,7 +112,7 @@ def _hypers(cls: type) -> dict[str, Hyper]:
         kind, notes = hints[field.name], list[object]()
         if get_origin(kind) is Annotated:
             kind, *notes = get_args(kind)
-        # A named type's own notes come first, so the last one is the field's.
+        # The notes of a named type come first, so the last note belongs to the field.
         limits = next((note for note in reversed(notes) if isinstance(note, Limits)), None)
         meaning = next((note for note in reversed(notes) if isinstance(note, str)), "")
         found[field.name] = Hyper(field.name, kind, field.default, meaning, limits)
@@ -118,6 +120,6 @@ def _hypers(cls: type) -> dict[str, Hyper]:
 
 
 def check_hypers(part: object) -> None:
-    """Refuse values that the fields of a dataclass do not take."""
+    """Raise an error if a field of a dataclass has an invalid value."""
     for name, hyper in hypers(type(part)).items():
         hyper.check(getattr(part, name))

@@ -1,4 +1,9 @@
-"""Losses over a graph's nodes; every mean is over a mask, so padding never counts."""
+"""Losses over a graph's nodes, and their parts.
+
+Every mean is over a mask, so padding never counts. `cross_entropy` reads class weights and the
+focal exponent from the graph; `with_loss` puts them there. Methods with contrastive or prototype
+terms use `masked_mean`, `unit` and `class_means`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of values, (N,), where mask is one; zero if it is one nowhere."""
+    """Mean of values, (N,), where the mask is one, or zero if the mask is empty."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a row of zeros stays, and its gradient finite."""
+    """Normalise rows to length one. A zero row stays zero, and its gradient is finite."""
     square = z.square().sum(-1, keepdim=True)
     return z * torch.where(square > 1e-24, square, torch.ones_like(square)).rsqrt()
 
@@ -37,8 +42,8 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
         return loss
     below, log_total = below_top(logits)
     losses = log_total - below.gather(-1, graph.y.unsqueeze(-1)).squeeze(-1)
-    if graph.focal:  # a node that is predicted well counts little
-        # Not from 0 on, where the slope of a root is infinite.
+    if graph.focal:  # a well predicted node counts little
+        # The clamp avoids 0, where the slope of a root is infinite.
         losses = (1 - (-losses).exp()).clamp(min=1e-6) ** graph.focal * losses
     if graph.class_weights is None:
         return masked_mean(losses, graph.train)
@@ -48,7 +53,7 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
 
 
 class _CrossEntropy(Stacked):
-    """The mean loss by weight, (...,), of logits (..., N, C), and its slope by the logits."""
+    """The weighted mean loss, (...,), of logits (..., N, C), and its gradient by the logits."""
 
     @staticmethod
     def forward(
@@ -73,7 +78,7 @@ class _CrossEntropy(Stacked):
 
 
 class _Along(Stacked):
-    """A slope, (..., N, C), times a number for each (...,): linear, and differentiable in that."""
+    """A gradient (..., N, C) times a number for each (...,). Differentiable in the number."""
 
     @staticmethod
     def forward(slope: Tensor, grad: Tensor) -> Tensor:
@@ -93,7 +98,7 @@ BALANCED = "balanced"
 
 
 def parse_loss(text: str) -> float:
-    """The exponent of a loss by its text: cross_entropy, focal or focal:GAMMA."""
+    """Return the focal exponent of `cross_entropy`, `focal` or `focal:GAMMA`."""
     name, colon, gamma = text.partition(":")
     try:
         if name == "focal" and 0 < (exponent := float(gamma) if colon else FOCAL) <= 100:
@@ -107,7 +112,7 @@ def parse_loss(text: str) -> float:
 
 
 def parse_class_weights(text: str, classes: int | None = None) -> tuple[float, ...] | None:
-    """The weights of all classes by their text, as many as there are; None for `balanced`."""
+    """Parse the class weights, one number per class. Return None for `balanced`."""
     if text == BALANCED:
         return None
     try:
@@ -115,21 +120,21 @@ def parse_class_weights(text: str, classes: int | None = None) -> tuple[float, .
     except ValueError:
         weights = ()
     if not any(weights) or not all(0 <= weight < float("inf") for weight in weights):
-        give = "give balanced, or a number for each class, as in 1,10"
+        give = "give balanced, or one number per class, as in 1,10"
         raise ConfigError(f"class_weights cannot be '{text}'; {give}")
     if classes not in (None, len(weights)):
-        has = f"has {len(weights)} numbers, but there are {classes} classes"
-        raise ConfigError(f"class_weights {has}; give one for each class")
+        has = f"has {len(weights)} numbers, but the data have {classes} classes"
+        raise ConfigError(f"class_weights {has}; give one number per class")
     return weights
 
 
 def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None) -> Graph:
-    """The graph with the loss of these texts; None leaves the usual one."""
+    """Set the graph's class weights and loss from their texts. None keeps the default."""
     focal = 0.0 if loss is None else parse_loss(loss)
     if weights is None:
         return replace(graph, focal=focal)
     if (given := parse_class_weights(weights, classes)) is None:
-        # By this client's own training labels; a class without any counts nothing in the loss.
+        # From this client's training labels. A class without labels has no effect on the loss.
         numbers = torch.arange(classes, device=graph.y.device)
         counts = ((graph.y.unsqueeze(-1) == numbers) * graph.train.unsqueeze(-1)).sum(0)
         each = counts.sum() / (classes * counts.clamp(min=1))
@@ -139,21 +144,21 @@ def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None)
 
 
 def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """How far logits, (N, C), are below their row's largest; log of the sum of its exp, (N,)."""
+    """Return logits minus their row's maximum, (N, C), and the log of the sum of exp, (N,)."""
     # Their difference is `log_softmax`, for which torch takes three times as long for few classes.
-    # Not by `logsumexp` of the logits themselves: large logits round a small loss away.
+    # Not `logsumexp` of the logits themselves, because large logits round a small loss to zero.
     below = logits - logits.detach().amax(-1, keepdim=True)
     return below, below.exp().sum(-1).log()
 
 
 def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean row of each class over the mask, (C, h), zero for a class without rows, and counts."""
+    """Mean row of each class over the mask, (C, h), and counts. Zero for a class without rows."""
     member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)) * mask.unsqueeze(-1)
     count = member.sum(0)
     return member.T @ z / count.clamp(min=1).unsqueeze(-1), count
 
 
 def sq_distance(a: Tree, b: Tree) -> Tensor:
-    """Squared Euclidean distance between two trees of one structure."""
+    """Squared Euclidean distance between two trees of the same structure."""
     parts = [((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(parts).sum()

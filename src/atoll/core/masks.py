@@ -1,4 +1,7 @@
-"""A client's own masks on shared weights: it computes with every weight matrix times its mask."""
+"""Private masks on shared weights, for FED-PUB and FedAux.
+
+A client multiplies every weight matrix element-wise by its own mask. The masks stay private.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from atoll.core.tree import Tree, leaves, record, tree_map
 
 @record
 class Private:
-    """What stays: a mask for every weight matrix, and the optimizer's moments."""
+    """The private state: a mask for every weight matrix, and the optimizer's moments."""
 
     masks: list[Tensor]
     moments: Tree
 
 
 def first_masks(model: Tree) -> list[Tensor]:
-    """Masks of ones; everything but vectors has one."""
+    """Return masks of ones, one for each parameter that is not a vector."""
     return [torch.ones_like(leaf) for leaf in leaves(model) if leaf.dim() > 1]
 
 
 def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
-    """The model that a client computes with; masks below the threshold count as zero."""
+    """Multiply the model by the masks. Mask entries below the threshold count as zero."""
     rest = iter(masks)
 
     def times_mask(leaf: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""What the server sends: the same tree to all clients, or one row of a stacked tree to each."""
+"""Messages of the server: the same tree to all clients, or one row of a stacked tree to each.
+
+`Clients.map` takes a message, and the engine delivers it. `bytes_for_one` is for the ledger.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class ToAll:
 
 @dataclass(frozen=True, eq=False)
 class ToEach:
-    """One row of a stacked tree for each client of the *whole* federation; others are not sent."""
+    """One row of a stacked tree per client of the *whole* federation. Only participants get it."""
 
     tree: Tree
 

@@ -1,7 +1,8 @@
-"""What a method is: what one client does, and what the server does with the replies.
+"""The contract of a method: the steps of a client, and the server's round.
 
-Its `client_step`s are pure functions of (the client's graph, what it received, its private state,
-a key); `round` calls them through `Clients.map` and never learns where they run.
+A client step is a pure function of the client's graph, the received message, the client's private
+state and a key. The server's `round` calls steps through `Clients.map` and does not know where
+they run: engines decide that. To write a method, subclass `core.training.Training` or `Method`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from atoll.core.tree import Tree, leaves, tree_map
 Reply = TypeVar("Reply")
 Reply_co = TypeVar("Reply_co", covariant=True)
 Vectorize = bool | Callable[..., bool]
-Reasons = Mapping[str, str]  # why each of some fields leaves a client
+Reasons = Mapping[str, str]  # why a reply field leaves a client, by field name
 
 
 class Net(Protocol):
-    """A network: `init` makes a parameter tree, a call turns it and a graph into logits.
+    """A network: `init` creates a parameter tree, a call maps it and a graph to logits.
 
-    One for another task than node classification names it (`task`, a name of `TASKS`). Logits of
-    graphs stand at their roots. One with private layers is also a `private_layers.PartlyPrivate`.
+    A network for another task than node classification has `task`, a name of `TASKS`. Logits of
+    small graphs are at their roots. See `private_layers.PartlyPrivate` for private layers.
     """
 
     @property
@@ -43,29 +44,29 @@ class Net(Protocol):
     @property
     def classes(self) -> int: ...
     @property
-    def views(self) -> Mapping[str, View]: ...  # precomputed from a graph, by name
+    def views(self) -> Mapping[str, View]: ...  # matrices to precompute from a graph, by name
     def init(self, key: Tensor) -> Tree: ...
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); with a key dropout is on, without one the network predicts."""
+        """Return logits, (N, C). Dropout is on only if a key is given."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A network with a separate last layer: a call is `logits` of `embed`."""
+    """A network with a separate last layer: a call applies `logits` to `embed`."""
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on."""
+        """Return logits, (N, C). A key turns dropout on."""
         return self.logits(params, self.embed(params, graph, key), graph, key)
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer's input, a row for all that is classified (`Graph.at_roots`)."""
+        """Return the last layer's input, one row per classified item (`Graph.at_roots`)."""
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer on an embedding h; the same key drops what a whole call would drop."""
+        """Apply the last layer to an embedding h. With the same key it drops like a full call."""
 
 
 def embedder(net: Net) -> Embedder:
-    """The network, for methods that compare embeddings; a clear error if it has none."""
+    """Return the network as an `Embedder`, or raise an error if it has no embeddings."""
     if not isinstance(net, Embedder) or not getattr(net, "embeds", True):
         raise ConfigError(
             f"{type(net).__name__} has no hidden layer whose output could be compared; "
@@ -75,21 +76,21 @@ def embedder(net: Net) -> Embedder:
 
 
 def task_of(net: object) -> str:
-    """The name of a network's task: node classification unless it names another one."""
+    """The name of a network's task. The default is node classification."""
     task: str = getattr(net, "task", NODES.name)
     return task
 
 
 @dataclass(frozen=True)
 class Step:
-    """A client step of one method, ready to be mapped over clients."""
+    """A client step of one method. `Clients.map` runs it on clients."""
 
     owner: Any  # a method or an evaluator, whose fields engines read by name
-    function: Callable[..., Any]  # (owner, graph, message, state, key), typed where it is written
-    name: str  # also part of every key that it gets
+    function: Callable[..., Any]  # (owner, graph, message, state, key), typed at its definition
+    name: str  # also part of every key that the step gets
     vectorize: bool = True  # whether `fused` may run many clients in one program
-    keeps_state: bool = False  # it only reads the private state, and returns just the reply
-    # Reply fields with a node or edge axis, each with the reason why it must leave.
+    keeps_state: bool = False  # the step does not change the private state, and returns a reply
+    # Reply fields with a node or edge axis, each with the reason why it must leave the client.
     discloses: Reasons = field(default_factory=lambda: MappingProxyType({}), hash=False)
 
     def __call__(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -101,11 +102,11 @@ class Step:
 
 
 class TypedStep(Step, Generic[Reply_co]):
-    """A step whose record of replies a type checker knows: `clients.map` returns that record."""
+    """A step with the type of its reply, which `clients.map` returns stacked."""
 
 
 class StepDefinition(Generic[Reply_co]):
-    """The descriptor that `client_step` leaves in a class; on a method it gives a `Step`."""
+    """The descriptor that `client_step` stores in a class. Access on a method returns a `Step`."""
 
     def __init__(
         self,
@@ -134,17 +135,17 @@ class StepDefinition(Generic[Reply_co]):
 
 
 def declared_step(owner: object, name: str) -> Step | None:
-    """The step that the owner's class declares with `client_step` under this name, if any.
+    """Return the step that the owner's class declares under this name, or None.
 
-    A name from a packet is looked up here and never with `getattr`: an attribute or a property may
-    return a step of another object, which would run without that object's protections.
+    Look up every name that arrives over the network here, never with `getattr`. An attribute or a
+    property may return a step of another object, which would run without its protections.
     """
     definition = inspect.getattr_static(type(owner), name, None)
     return definition.__get__(owner, type(owner)) if type(definition) is StepDefinition else None
 
 
 def declared_steps(owner: object) -> list[Step]:
-    """Every step that the owner's class declares."""
+    """Return all steps that the owner's class declares."""
     names = dict.fromkeys(name for cls in type(owner).__mro__ for name in vars(cls))
     found = (declared_step(owner, name) for name in names)
     return [step for step in found if step is not None]
@@ -163,8 +164,8 @@ def client_step(
 def client_step(function: Callable[..., Any] | None = None, **options: Any) -> object:
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
-    The state is None on a client's first visit. See `Step` for the options. A method around
-    another one gives `vectorize` as a function of itself.
+    The state is None in a client's first step. See `Step` for the options. A method that wraps
+    another method passes `vectorize` as a function of itself.
 
     Examples:
         >>> import atoll
@@ -181,39 +182,39 @@ def client_step(function: Callable[..., Any] | None = None, **options: Any) -> o
 
 
 class Clients(Protocol):
-    """The clients that take part in a round, as the server sees them."""
+    """The participants of a round, as the server sees them."""
 
     @property
     def positions(self) -> Tensor: ...  # in the federation, ascending, (K,) int64
-    def __len__(self) -> int: ...  # how many take part
+    def __len__(self) -> int: ...  # the number of participants
     @property
-    def total(self) -> int: ...  # how many clients the federation has
+    def total(self) -> int: ...  # the number of clients in the federation
     @property
-    def replies(self) -> Mapping[str, Any]: ...  # the last of each step in this round, stacked
+    def replies(self) -> Mapping[str, Any]: ...  # by step: the latest of this round, stacked
     @property
     def round(self) -> int: ...  # -1 while `init` runs
     @property
-    def key(self) -> Tensor: ...  # for the server's own noise in this round
+    def key(self) -> Tensor: ...  # for the server's noise in this round
     def map(self, step: TypedStep[Reply], message: Message) -> Reply:
-        """Run the step on every participant; the replies come back stacked, in client order."""
+        """Run the step on every participant. Return the replies, stacked in client order."""
 
-    def sample(self, fraction: float) -> Clients: ...  # at least one, drawn by the round's key
+    def sample(self, fraction: float) -> Clients: ...  # at least one; the round's key selects
     def require_finite(self, tree: Tree, problem: str) -> None:
-        """Stop with the given sentence if one of the server's tensors is not finite."""
+        """Stop the run with the given sentence if one of the tree's tensors is not finite."""
 
     def happens(self, condition: Tensor) -> bool:
-        """Whether something rare happens in this round, () bool, which only the device knows.
+        """Return whether a rare event occurs in this round, given a () bool on the device.
 
-        A recorded round is one without it; rounds in which it happens are played anew.
+        A recorded round contains no such event. A round with the event runs again, unrecorded.
         """
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """What every method offers. Subclasses are frozen dataclasses of hyper-parameters.
+    """Base class of all methods. Subclasses are frozen dataclasses of hyper-parameters.
 
-    The step that trains is called `train`; everything a method keeps is in the server's tree or in
-    the clients' private states, never on `self`.
+    The training step is called `train`. A method stores nothing on `self`: its data are in the
+    server's tree and in the clients' private states.
 
     Examples:
         >>> import atoll
@@ -227,118 +228,119 @@ class Method(ABC):
     paper: ClassVar[str]  # authors, title, venue and year, for `atoll methods`
     # Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`).
     presets: ClassVar[Presets] = MappingProxyType({})
-    for_graphs: ClassVar[Settings] = MappingProxyType({})  # other defaults to classify graphs
+    for_graphs: ClassVar[Settings] = MappingProxyType({})  # other defaults for graph tasks
     space: ClassVar[Space] = USUAL  # the ranges of hyper-parameters that `atoll tune` searches
-    # Named other spaces (`atoll tune --preset NAME`), such as the values that a paper tried.
+    # Other named search spaces (`atoll tune --preset NAME`), such as the values that a paper tried.
     grids: ClassVar[Grids] = MappingProxyType({})
-    # Names of the tasks that it can learn; `tuple(TASKS)` where it minimises the task's loss.
+    # Names of the supported tasks: `tuple(TASKS)` if the method minimises the task's loss.
     tasks: ClassVar[tuple[str, ...]] = (NODES.name,)
-    # Networks that it works with, the default first; empty: any, a GCN by default.
+    # Supported networks, the default first. Empty: any network, a GCN by default.
     nets: ClassVar[tuple[str, ...]] = ()
     deployed: ClassVar[str] = "global"  # or "personalised": the model that clients predict with
-    # Why `core.dp` cannot clip and noise what its clients send; "" if it can, because a reply is
-    # `model`, trained from the received one, and `weight`, and the server needs only their mean.
+    # Why `core.dp` cannot clip and noise the replies, or "" if it can: a reply is then `model`,
+    # trained from the received model, and `weight`, and the server needs only their mean.
     not_private: ClassVar[str] = (
-        "it does not say that its clients send one update of a model and nothing else"
+        "it does not declare that its clients send only one update of a model"
     )
-    # Why a method without a field `aggregate` takes no aggregation rule (`core.aggregate`).
+    # Why a method without a field `aggregate` accepts no aggregation rule (`core.aggregate`).
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
 
     def __post_init__(self) -> None:
-        """Check every hyper-parameter; a method that checks more calls this first."""
+        """Check every hyper-parameter. A method with more checks calls this first."""
         check_hypers(self)
 
     @property
     def views(self) -> Mapping[str, View]:
-        """What the clients precompute; the network's views unless a method needs more."""
+        """The matrices that clients precompute. The default is the network's views."""
         return self.net.views
 
     @abstractmethod
     def init(self, clients: Clients) -> Tree:
-        """The server's first tree."""
+        """Return the server's first tree."""
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """What a client minimises (`fit`); unless a method needs more, the task's own loss."""
+        """The loss that a client minimises (`fit`). The default is the task's loss."""
         return graph.task.loss(self.net(params, graph, key), graph)
 
     @abstractmethod
     def round(self, server: Tree, clients: Clients) -> Tree:
-        """One round: map steps over the clients, aggregate, return the server's next tree."""
+        """Run one round: map steps over the clients, aggregate, return the server's next tree."""
 
     def stage(self, round: int) -> Hashable:
-        """The kind of a round, for a method that reads `clients.round`; None promises nothing."""
-        # Rounds of one stage do the same with other numbers, so that they can be recorded once.
+        """The kind of a round, for methods that read `clients.round`. None promises nothing."""
+        # Rounds of one stage run the same operations, so an engine can record them once.
         return None
 
     def deploy(self, server: Tree) -> Message:
-        """The server's part of a prediction: ToAll one model (`model_of`), ToEach its own."""
+        """The server's part of a prediction: ToAll one model (`model_of`), or ToEach its own."""
         return ToAll(model_of(server))
 
     def local(self, reply: Any) -> Tree:
-        """What a client predicts with right after `train`, from the stacked replies."""
+        """Return the models that clients predict with after `train`, from the stacked replies."""
         return reply.model
 
     def predict(
         self, graph: Graph, message: Tree, state: Tree, key: Tensor | None = None
     ) -> Tensor:
-        """Logits on a client's own graph, from what was deployed and its private state.
+        """Return logits on a client's graph, given the deployed message and the private state.
 
-        A key is given only to reproduce papers that scored with dropout on; pass it to the network.
+        Pass the key to the network. It is not None only for papers that scored with dropout on.
         """
         return self.net(whole_params(self.net, graph, message, state), graph, key)
 
     def derived_from(self, state: Tree) -> Tree:
-        """What `derive` needs of a private state, or of many, stacked; None to derive nothing."""
+        """The part of a private state that `derive` needs, also if stacked, or None to skip it."""
         return None
 
     def derive(self, graph: Graph, part: Tree) -> Tree:
-        """What steps need again and again, from the graph and `derived_from`.
+        """Compute values that every step needs, from the graph and the part of `derived_from`.
 
-        An engine may keep it, as `graph.derived`; a step that does not find it there derives it.
+        An engine may cache the result as `graph.derived`. Without it a step calls `derive`.
         """
         raise NotImplementedError(f"{type(self).__name__} has `derived_from`, so it needs `derive`")
 
     def diagnostics(self, server: Tree) -> Mapping[str, Any]:
-        """What the server knows of its clients beside the models, for reports and analyses.
+        """Return what the server knows of its clients besides the models, for reports and analyses.
 
-        Known names: `similarity`, (N, N) or (F, N, N) for F factors, NaN for pairs that have not
-        met; `mixing`, of these shapes: how much of whose model each client (row) got; `cluster`,
-        (N,); `cached`, the rounds after which each client's model was put aside; `splits`, `trace`.
+        Known names: `similarity`, (N, N) or (F, N, N) for F factors, with NaN for unknown pairs.
+        `mixing` has the same shapes: the share of each client's model (column) in a client's next
+        model (row). `cluster` is (N,). `cached` has the rounds in which each client's model was
+        stored. Other names are `splits` and `trace`.
         """
         return {}
 
     def explain_edges(self, graph: Graph, message: Tree, state: Tree) -> Tensor | None:
-        """How much each entry of the view `loops` counts, 0 to 1; None for no weights."""
+        """The weight, 0 to 1, of each entry of the view `loops`, or None without such weights."""
         return None
 
     def scored_as(self) -> str:
-        """A client's kind of model: "global", or "personalised", as any with private layers."""
+        """The kind of a client's model: "global" or "personalised". Private layers personalise."""
         return "personalised" if private_names(self.net) else self.deployed
 
     def too_short(self, rounds: int) -> str:
-        """What a run of so few rounds leaves out, as a sentence for the user; "" for nothing."""
+        """Say in one sentence which phase a run of `rounds` rounds omits, or return ""."""
         return ""
 
     def why_not_private(self) -> str:
-        """Why it cannot be private as it is set; a method asks its settings where they matter."""
+        """Why these settings cannot be private, or "". The default is `not_private`."""
         return self.not_private
 
     def why_bound(self) -> str:
-        """Why it predicts only the nodes it was trained on; "" if it can predict on any graph."""
+        """Why it predicts only the nodes of its training, or "" if it can predict on any graph."""
         return ""
 
     @property
     def reach(self) -> int | None:
-        """How many hops a prediction looks around a node; None for the whole graph."""
+        """The number of hops that a prediction depends on, or None for the whole graph."""
         return getattr(self.net, "reach", None)
 
     def plain_params(self, message: Tree, state: Tree) -> Tree:
-        """The network's parameters if `predict` is the network and no more; None if it is more."""
+        """The network's parameters if `predict` only calls the network, else None."""
         plain = type(self).predict is Method.predict and not private_names(self.net)
         return message if plain else None
 
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
-        """The server's tree with another deployed model; to override where `deploy` computes."""
+        """Replace the deployed model in the server's tree. Override it if `deploy` computes."""
         old, new = leaves(self.deploy(server).tree), leaves(tree)
         swapped = {id(a): b for a, b in zip(old, new, strict=True)}
         if not swapped.keys() <= {id(leaf) for leaf in leaves(server)}:

@@ -1,6 +1,7 @@
-"""Mini-batches of whole graphs, for clients that own many small graphs (`Graph.root`).
+"""Mini-batches of small graphs, for clients that own many of them (`Graph.root`).
 
-No edge is ever cut, because a batch holds a small graph whole or not at all.
+A batch contains a small graph completely or not at all, so no edge is ever cut. `fit` calls
+`minibatches`; engines call `with_batching` once per client before training.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_no
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 
-MOST_RECORDED = 64  # batches of an epoch beyond which its steps are not worth a recording
+MOST_RECORDED = 64  # an epoch with more batches is not worth a recording
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
-    """What each step of an epoch sees, and its key: the graph, or some of its small graphs."""
-    # Batches hold what networks read, the views; x and edges are of shapes that fail when read.
+    """Yield the data of each step of an epoch and its key: the graph, or a batch of its graphs."""
+    # Batches contain the views, which networks read. Their x and edges have shapes that fail.
     if isinstance(graph.batching, Whole):
         yield graph, key
         return
     training = training_graphs(graph) if graph.training is None else graph.training
-    # Ranks of hashes of ids: how the nodes are numbered does not change who is with whom.
+    # Sort by hashes of ids, so that the batches do not depend on the numbering of the nodes.
     draw = fold(fold(key, "order"), training.at_roots(training.ids))
     batches = _batches(training, torch.argsort(draw, stable=True), graph.batching)
     for number, batch in enumerate(batches):
@@ -38,10 +39,10 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
 
 
 def with_batching(graph: Graph, batching: Batching) -> Graph:
-    """The graph with its batching; one whose training graphs fit into a batch is not cut."""
+    """Attach a batching. If all training graphs fit into one batch, the graph is not cut."""
     if not is_cut(graph, batching):
         return replace(graph, batching=WHOLE)
-    # Most graphs of a client train: predicting them to score the others would cost much.
+    # Most graphs of a client are training graphs, so scoring must not predict them.
     graph = replace(graph, batching=batching)
     assert graph.roots is not None
     held_out = whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
@@ -50,7 +51,7 @@ def with_batching(graph: Graph, batching: Batching) -> Graph:
 
 
 def padded(graph: Graph) -> Graph:
-    """The graph with room for its batches, if it has only views that can be padded."""
+    """Add the room of its batches to a graph, if all its views can be padded."""
     training, batching = graph.training, graph.batching
     assert training is not None
     assert isinstance(batching, Graphs)
@@ -63,7 +64,7 @@ def padded(graph: Graph) -> Graph:
     sparse = [_entry_counts(v, starts, counts)[1] for v in views if isinstance(v, Sparse)]
     largest = [torch.sort(c, descending=True).values[: batching.size] for c in (counts, *sparse)]
     nodes, *entries = [int(some.sum()) for some in largest]
-    # One node more than there can be, for the entries of the padding.
+    # One more node than a batch can have, for the entries of the padding.
     return replace(graph, batching=replace(batching, room=(nodes + 1, *entries)))
 
 
@@ -76,18 +77,18 @@ def is_cut(graph: Graph, batching: Batching) -> bool:
     if isinstance(batching, Whole):
         return False
     if graph.roots is None:
-        raise ConfigError("batches of graphs are for sets of graphs, but a client has one graph")
+        raise ConfigError("batch_size is for clients with many graphs, but a client has one graph")
     return int(graph.train.sum()) > batching.size
 
 
 def training_graphs(graph: Graph) -> Graph:
-    """Only the training graphs, and of them only what mini-batches hold."""
+    """Keep only the training graphs, and only the parts that mini-batches contain."""
     cut = whole_graphs(graph, graph.train.nonzero().squeeze(1))
     return replace(cut, x=cut.real, edges=cut.edges[0, :0], edge_weight=cut.edge_weight[:0])
 
 
 def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
-    """The small graphs with the given roots, one after another in this order, as a graph."""
+    """Return the small graphs with the given roots, concatenated in this order, as a graph."""
     assert graph.root is not None
     rank = torch.full_like(graph.root, -1)
     rank[roots] = torch.arange(roots.shape[0], device=roots.device)
@@ -123,25 +124,25 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
 
 
 def of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
-    """The fields with an entry for each node, for some of them."""
+    """Select the given nodes in all fields that have one entry per node."""
     return {name: pick(getattr(graph, name), nodes) for name in PER_NODE}
 
 
 class _Moved(NamedTuple):
-    """Nodes, or entries of a matrix, of small graphs in another order; each batch counts from 0."""
+    """Nodes, or matrix entries, of small graphs in a new order. Every batch counts from 0."""
 
-    old: Tensor  # the number of each before
-    graph: Tensor  # the place of its small graph in the order
-    by: Tensor  # to be added to the old numbers of each small graph, (G,) int32
-    bounds: Tensor  # the first of each batch, and the end
-    room: int | None  # to which each batch is padded, if it is
+    old: Tensor  # the previous number of each item
+    graph: Tensor  # the position of its small graph in the order
+    by: Tensor  # offset from old to new numbers of each small graph, (G,) int32
+    bounds: Tensor  # the first item of each batch, and the end
+    room: int | None  # the size to which each batch is padded, or None
 
     def number(self, old: Tensor, graph: Tensor) -> Tensor:
-        """New numbers for old ones, in the small graphs at the given places."""
+        """Renumber old numbers of the small graphs at the given positions."""
         return old.to(torch.int32) + pick(self.by, graph)
 
     def parts(self, items: Tensor, fill: int | Tensor = 0) -> Sequence[Tensor]:
-        """What each batch has of them, and `fill` (of each batch) in the rest of its room."""
+        """Cut the items into batches, and pad each batch to its room with its `fill`."""
         if self.room is None:
             return [items[begin:end] for begin, end in pairwise(self.bounds.tolist())]
         place = self.bounds[:-1, None] + self.slots
@@ -152,19 +153,19 @@ class _Moved(NamedTuple):
 
     @property
     def slots(self) -> Tensor:
-        """The places in a batch's room."""
+        """The positions in a batch's room."""
         return torch.arange(self.room or 0, device=self.old.device)
 
     @property
     def used(self) -> Tensor:
-        """How many there are in each batch, (B, 1)."""
+        """The number of items in each batch, (B, 1)."""
         return self.bounds.diff().unsqueeze(1).to(torch.int32)
 
 
 def _moved(
     starts: Tensor, counts: Tensor, order: Tensor, size: int, total: int, room: int | None
 ) -> _Moved:
-    """Small graphs with runs of so many items each -> these items in the given order of graphs."""
+    """Reorder small graphs, each a range of `counts` items, and return their items."""
     starts, counts = pick(starts, order), pick(counts, order)
     old, before, graph = runs(starts, counts, total)
     first = before[::size]
@@ -174,7 +175,7 @@ def _moved(
 
 
 def _small_graphs(graph: Graph) -> tuple[Tensor, Tensor]:
-    """The nodes of each small graph, which stand one after another, and the first, (G,) each."""
+    """Return the number of nodes of each small graph and its first node, (G,) each."""
     assert graph.root is not None
     assert graph.roots is not None
     numbers = torch.arange(len(graph.roots), device=graph.root.device)
@@ -185,15 +186,15 @@ def _small_graphs(graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def _entry_counts(matrix: Sparse, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The first entry of each small graph in a matrix, and how many it has, (G,) each."""
+    """Return the first entry of each small graph in a matrix and its entry count, (G,) each."""
     last = matrix.offsets.new_full((1,), len(matrix.values))
     ends = torch.cat([matrix.offsets, last]).long()
     return ends[starts], ends[starts + counts] - ends[starts]
 
 
 def _batches(graph: Graph, order: Tensor, batching: Graphs) -> list[Graph]:
-    """Small graphs in an order, `size` at a time, of a graph where they stand one after another."""
-    # All of them are moved at once; then a batch is a slice of everything.
+    """Cut small graphs into batches of `size`, in the given order. They must be contiguous."""
+    # Reorder all of them at once; then a batch is a slice of each tensor.
     assert graph.root is not None
     assert graph.roots is not None
     size, room = batching.size, iter(batching.room)
@@ -236,7 +237,7 @@ def _batches(graph: Graph, order: Tensor, batching: Graphs) -> list[Graph]:
 
 
 def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> list[Sparse]:
-    """The nodes' rows, batch by batch; of a square matrix the same columns, too."""
+    """Cut the nodes' rows into batches. For a square matrix, cut the columns as well."""
     old, graph = entries.old, entries.graph
     rows, columns = nodes.number(pick(matrix.rows, old), graph), pick(matrix.columns, old)
     values = pick(matrix.values, old)
@@ -248,7 +249,7 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
         starts = entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph)
         t_offsets: Sequence[Tensor] = nodes.parts(starts, entries.used)
     else:
-        # Each batch has a transpose of its own: its entries by column, all batches in one sort.
+        # Each batch has its own transpose: its entries by column, all batches in one sort.
         batch, width = graph // size, matrix.shape[1]
         place = batch * width + columns
         order = torch.argsort(place, stable=True)
@@ -258,7 +259,7 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
         t_offsets = (counts.cumsum(1) - counts).to(torch.int32).unbind()
     starts = entries.number(pick(matrix.offsets, nodes.old), nodes.graph)
     offsets, last = nodes.parts(starts, entries.used), (nodes.room or 0) - 1
-    # As in a stack of clients, padding stands last, in the last row and column.
+    # As in a stack of clients, padding is at the end, in the last row and column.
     own = [entries.parts(field, last) for field in (columns, rows)]
     own.append(entries.parts(values))
     transposed = [entries.parts(t_columns, last), entries.parts(t_order, entries.slots)]
@@ -268,13 +269,13 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
 
 
 def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
-    """The nodes' rows; of a square matrix their columns, too, because no other has an entry."""
+    """Select the nodes' rows. For a square matrix their columns, too: no others have entries."""
     entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)
     columns, values = matrix.columns[entries], matrix.values[entries]
     if matrix.square:
         moved = torch.empty_like(matrix.t_order)
         moved[entries] = torch.arange(len(entries), dtype=moved.dtype, device=moved.device)
-        # The rows of the transpose are cut in the same way: sorting would cost far more.
+        # Cut the rows of the transpose in the same way, because sorting would cost far more.
         t_entries, t_offsets, _ = _entries(matrix.t_offsets, matrix, nodes)
         columns = place[columns].to(torch.int32)
         t_order = moved[matrix.t_order[t_entries]]
@@ -287,7 +288,7 @@ def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
 
 
 def _entries(offsets: Tensor, matrix: Sparse, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers of the entries in the given rows, and the offsets and rows of what they make."""
+    """Return the numbers of the entries in the given rows, and the new offsets and rows."""
     starts = offsets.long()
     ends = torch.cat([starts[1:], starts.new_tensor([matrix.values.shape[0]])])
     entries, before, row = runs(starts[rows], (ends - starts)[rows])

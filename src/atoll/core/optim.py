@@ -1,4 +1,8 @@
-"""Functional optimizers (init, update) that match `torch.optim`; weight decay is L2."""
+"""Functional optimizers that match `torch.optim`: `init` makes a state, `update` takes a step.
+
+Weight decay is L2. On a CPU, Adam calls torch's fused kernel once for all clients of a stack; on a
+GPU it calls Atoll's kernel. Seeds of one stack may differ in their settings (`Varied`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from atoll.core.vmap.varied import Varied, is_zero, scalar
 
 
 class Optimizer(Protocol):
-    """`init` makes the state for some parameters, `update` takes one step."""
+    """The protocol of optimizers: `init` makes the state of parameters, `update` takes a step."""
 
     @property
     def lr(self) -> float: ...
@@ -28,12 +32,12 @@ class Optimizer(Protocol):
     def update(
         self, grads: Tree, params: Tree, state: Tree, *, owned: bool = False
     ) -> tuple[Tree, Tree]:
-        """Parameters and state after one step; if `owned`, the old ones may be overwritten."""
+        """Return parameters and state after one step. `owned` inputs may be overwritten."""
 
 
 @record
 class AdamState:
-    """Steps taken, and running means of the gradient and of its square."""
+    """The number of steps, and running means of the gradient and of its square."""
 
     steps: Tensor
     mean: Tree
@@ -46,14 +50,14 @@ class Adam:
 
     lr: Annotated[LearningRate, "size of a step"] = 0.01
     weight_decay: Annotated[NonNegative, "weight of the parameters in the gradient"] = 5e-4
-    beta1: Annotated[ShareBelowOne, "how much of the mean gradient stays"] = 0.9
-    beta2: Annotated[ShareBelowOne, "how much of the mean square stays"] = 0.999
-    eps: Annotated[NonNegative, "least divisor of a step"] = 1e-8
+    beta1: Annotated[ShareBelowOne, "decay of the running mean of the gradient"] = 0.9
+    beta2: Annotated[ShareBelowOne, "decay of the running mean of its square"] = 0.999
+    eps: Annotated[NonNegative, "constant that is added to the divisor of a step"] = 1e-8
 
     def init(self, params: Tree) -> AdamState:
         zeros = tree_map(torch.zeros_like, params)
         first = leaves(params)[0]
-        # A sum of zeros, not a constant: under vmap every client then counts its own steps.
+        # A sum of zeros, not a constant: under `vmap` every client then counts its own steps.
         steps = (first.flatten()[:1].detach() * 0).sum().to(torch.float32)
         return AdamState(steps=steps, mean=zeros, square=tree_map(torch.clone, zeros))
 
@@ -77,26 +81,26 @@ class Adam:
         return params, AdamState(steps=steps, mean=mean, square=square)
 
     def _numbers(self, like: Tensor) -> Tensor | None:
-        """All settings in one tensor, in the fields' order, where runs have their own of some."""
+        """Stack all settings in one tensor, in the fields' order, or None if all runs agree."""
         found = [getattr(self, field.name) for field in fields(self)]
         varied = any(isinstance(number, Varied) for number in found)
         return torch.stack([scalar(number, like) for number in found]) if varied else None
 
 
 def _check_shapes(params: list[Tensor], *others: list[Tensor]) -> None:
-    """Refuse moments of another model: torch's fused kernel would read and write beyond them."""
+    """Reject moments of another model, because torch's fused kernel does not check shapes."""
     wanted = [leaf.shape for leaf in params]
     if any([leaf.shape for leaf in other] != wanted for other in others):
         raise ConfigError(
-            "the optimizer's moments do not fit the parameters; a model keeps its shapes for a "
-            "whole run, or its moments are reset"
+            "the optimizer's moments do not fit the parameters; keep the model's shapes for a "
+            "whole run, or reset the moments"
         )
 
 
 def _own(leaf: Tensor, may_have: bool) -> Tensor:
-    """A leaf for the kernel to overwrite: a copy, unless it may have (or only reads) this one."""
+    """A leaf that the kernel may overwrite: a copy, unless `may_have` allows this leaf."""
     if leaf.is_cuda:
-        return leaf  # that kernel overwrites nothing
+        return leaf  # the GPU kernel does not overwrite its input
     if may_have:
         return leaf.contiguous()
     return leaf.clone(memory_format=torch.contiguous_format)
@@ -125,10 +129,10 @@ class _AdamStep(Constant):
         for i, (leaf, dim) in enumerate(zip(flat, dims[3:], strict=True)):
             full = stacked(leaf, dim)
             # The first leaf counts the steps. Gradients, the second quarter after it, are only
-            # read. The rest is overwritten, so it is copied unless it is ours.
+            # read. The kernel overwrites the rest, so copy it unless the loop owns it.
             mine = count < i <= 2 * count or (owned and dim is not None)
             whole.append(full if around else _own(full, mine))
-        if around:  # a `vmap` over seeds: its own turn comes next
+        if around:  # an outer `vmap` over seeds remains
             out = _AdamStep.apply(settings, owned, numbers, *whole)  # type: ignore[no-untyped-call]
         else:
             out = _adam(settings, numbers, whole[0], whole[1:])
@@ -139,8 +143,8 @@ def _adam(
     settings: Adam, numbers: Tensor | None, steps: Tensor, flat: list[Tensor]
 ) -> tuple[Tensor, ...]:
     """Overwrite parameters and moments (the first, third and fourth quarter of `flat`)."""
-    # Steps have the axes that all leaves have in front: none, clients, or runs and clients. So have
-    # the numbers, which replace the settings where runs have their own.
+    # Steps have the leading axes of all leaves: none, clients, or runs and clients. So do the
+    # numbers, which replace the settings if runs differ in them.
     if numbers is not None and not steps.is_cuda:
         return _adam_by_run(numbers, steps, flat)
     if steps.dim() > 1 and not steps.is_cuda:
@@ -163,20 +167,20 @@ def _adam(
     steps = steps + 1
     counts = [steps] * count  # the kernel only reads them
     if batched and len(set(steps.numpy().tolist())) == 1:
-        # Clients of the same age (nearly always): their leaves are one long leaf.
+        # Clients with equal step counts (nearly always): their leaves form one long leaf.
         counts = [steps[0]] * count
     elif batched:
-        # Clients may have taken different numbers of steps, so each has leaves of its own.
+        # Step counts differ between clients, so pass each client's leaves separately.
         lists = [[row for leaf in part for row in leaf.unbind(0)] for part in lists]
         counts = [*steps.unbind(0)] * count
-    # The kernel behind torch.optim.Adam(fused=True); its wrapper would load a compiler first.
+    # The kernel of torch.optim.Adam(fused=True), whose wrapper would load a compiler first.
     fused: Callable[..., None] = torch._fused_adam_
     fused(*lists, [], counts, **vars(settings), amsgrad=False, maximize=False)
     return (steps, *params, *mean, *square)
 
 
 def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ...]:
-    """`_adam` with settings of each run: the same kernel for one after the other."""
+    """`_adam` with different settings per run: call the kernel once for each run."""
     rows = numbers.reshape(-1, numbers.shape[-1]).numpy()
     if (rows == rows[0]).all():  # all clients of one run
         return _adam(Adam(*rows[0].tolist()), None, steps, flat)
@@ -188,11 +192,11 @@ def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Te
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent, with momentum if set."""
+    """Stochastic gradient descent with optional momentum."""
 
     lr: Annotated[LearningRate, "size of a step"] = 0.01
     weight_decay: Annotated[NonNegative, "weight of the parameters in the gradient"] = 0.0
-    momentum: Annotated[ShareBelowOne, "how much of the last step stays"] = 0.0
+    momentum: Annotated[ShareBelowOne, "share of the last step that the next step keeps"] = 0.0
 
     def init(self, params: Tree) -> SGDState:
         return SGDState(tree_map(torch.zeros_like, params) if self.momentum else None)
@@ -203,7 +207,7 @@ class SGD:
         if not is_zero(self.weight_decay):
             grads = tree_map(lambda g, p: g + self.weight_decay * p, grads, params)
         if self.momentum:
-            # torch starts from the first gradient itself, which is what zero velocity gives here.
+            # torch starts from the first gradient, which equals a start with zero velocity.
             grads = tree_map(lambda v, g: self.momentum * v + g, state.velocity, grads)
             state = SGDState(grads)
         return tree_map(lambda p, g: p - self.lr * g, params, grads), state
@@ -211,7 +215,7 @@ class SGD:
 
 @record
 class SGDState:
-    """Running mean of the gradient; None without momentum."""
+    """The running sum of gradients, or None without momentum."""
 
     velocity: Tree
 

@@ -1,7 +1,8 @@
-"""Layers that never leave a client, because they fit what only this client has (its features).
+"""Private layers: parameters that never leave a client, because they fit only its own features.
 
-A network names them (`private`, names at the top of its parameter tree). A method shares the rest
-and keeps the client's part in the private state. Most networks have none.
+A network names them in `private` (keys at the top of its parameter tree). A method shares the rest
+and keeps these layers in the private state. Most networks have none. `fit_received` is the client
+step of FedAvg, with or without private layers.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class PartlyPrivate(Protocol):
-    """What a network with private layers offers beside `Net`."""
+    """The protocol of a network with private layers, in addition to `Net`."""
 
     @property
     def private(self) -> tuple[str, ...]: ...
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
-        """Fresh private layers, for the features and classes that the client has."""
+        """Initialise private layers for the features and classes of the client."""
 
 
 @record
 class Private:
-    """What a client keeps between rounds: its own layers and the optimizer's moments."""
+    """The private state of a client: its own layers and the optimizer's moments."""
 
     layers: Tree
     moments: Tree
 
 
 class KeepsPrivate:
-    """Base of a method's record that keeps more than a `Private`, which is its field `own`."""
+    """Base of a private state that has a `Private` in its field `own`, and more fields."""
 
     own: Private
 
 
 def private_names(net: Net) -> tuple[str, ...]:
-    """The parameters that never leave a client, () for most networks."""
-    # Not by `PartlyPrivate`: every step asks, and `isinstance` of a protocol is slow.
+    """The names of the parameters that never leave a client. () for most networks."""
+    # Not `isinstance` of `PartlyPrivate`, because every step asks and protocols are slow.
     names: tuple[str, ...] = getattr(net, "private", ())
     return names
 
@@ -58,33 +59,33 @@ def shared_part(net: Net, params: Tree) -> Tree:
 
 
 def private_part(net: Net, params: Tree) -> Tree:
-    """The part that stays; mostly {}."""
+    """The part of a parameter tree that stays at the client. {} for most networks."""
     return {name: params[name] for name in private_names(net)}
 
 
 def join_parts(common: Tree, own: Tree) -> Tree:
-    """A whole parameter tree from its two parts."""
+    """Join the shared and the private part of a parameter tree."""
     return {**common, **own} if own else common
 
 
 def init_shared(net: Net, key: Tensor) -> Tree:
-    """Fresh parameters without the private layers: where a server starts."""
+    """Initialise the parameters without the private layers, for the server."""
     return shared_part(net, net.init(key))
 
 
 def init_private(net: Net, graph: Graph, key: Tensor) -> Tree:
-    """A client's private layers before it has trained, {} for a network without any."""
+    """Initialise a client's private layers. {} for a network without private layers."""
     if not isinstance(net, PartlyPrivate):
         return {}
     return net.init_private(fold(key, "private"), graph)
 
 
 def whole_params(net: Net, graph: Graph, received: Tree, state: Tree) -> Tree:
-    """The parameters that a client predicts with, from what it received and what it kept."""
+    """The parameters that a client predicts with: the received part and the private part."""
     if not private_names(net):
-        return received  # whatever the state is: a method may keep something else there
+        return received  # ignore the state, because a method may store something else there
     own = state.own if isinstance(state, KeepsPrivate) else state
-    if own is None:  # it has never trained: a fixed draw replaces its private layers
+    if own is None:  # the client has never trained: initialise its layers with a fixed key
         return join_parts(received, init_private(net, graph, make_key(0, graph.real.device)))
     return join_parts(received, own.layers)
 
@@ -99,11 +100,11 @@ def fit_received(
     adjust: Adjust | None = None,
     net: Net | None = None,
 ) -> tuple[Tree, Private]:
-    """Train the received model on a client's graph, as FedAvg does: the model to send, and a state.
+    """Train the received model on a client's graph, as in FedAvg. Return model and new state.
 
-    Private layers train together with the received ones and stay in the state, which also keeps the
-    optimizer's moments. `adjust` bends the gradient of the shared layers, as in `fit`; `net` is the
-    network where that is not the method's.
+    Private layers train together with the received layers and stay in the state, which also
+    stores the optimizer's moments. `adjust` changes the gradient of the shared layers, as in
+    `fit`. `net` replaces the method's network.
     """
     net = method.net if net is None else net
     own = Private(init_private(net, graph, key), None) if state is None else state

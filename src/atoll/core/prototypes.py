@@ -1,9 +1,10 @@
-"""What methods share whose clients exchange class prototypes: a mean embedding for each class.
+"""Base of methods that exchange class prototypes: the mean embedding of each class.
 
-    C_i^j = mean of z_v over client i's training nodes v of class j, for the classes that it owns
-    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to the received C^j, none at first
+    C_i^j = mean of z_v over client i's training nodes v of class j, for the classes it has.
+    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to the received C^j; R = 0 at first.
 
-`pull` has the readings of R. A server combines the clients' prototypes as its method says.
+`pull` implements the variants of R. `FedProto` and `FedTGP` differ in how the server combines the
+clients' prototypes.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from atoll.core.tree import Tree, record
 
 @record
 class Update:
-    """What leaves a client."""
+    """The reply of a client."""
 
     prototypes: Tensor  # mean embedding of each class, (C, h); zero without training nodes
-    mass: Tensor  # one for the classes that it owns or, if asked for, their training nodes, (C,)
-    model: Tree = None  # the layers that are shared, where a method shares them
-    size: Tensor | None = None  # the client's, where something is weighted by it
+    mass: Tensor  # per class: one if the client has it, or the count of its training nodes, (C,)
+    model: Tree = None  # the shared layers, if the method shares any
+    size: Tensor | None = None  # the client's size, if the method weights by it
 
 
 @record
 class Server:
-    """What the server keeps and, but for the last two, sends."""
+    """The server's tree. Clients receive all fields except the last two."""
 
-    start: Tree  # the seed of the common initial model, or a model that is shared
+    start: Tree  # the key of the common initial model, or a shared model
     prototypes: Tensor | None  # (C, h); None before the first round
     known: Tensor | None  # one for the classes that have a prototype, (C,)
     rule: Tree = None  # the state of an aggregation rule
-    learner: Tree = None  # what it learns prototypes with
+    learner: Tree = None  # the state of a model that learns prototypes
 
 
 @dataclass(frozen=True)
 class PrototypeTraining(Training):
-    """Clients keep their models, are pulled towards received prototypes, and send their own."""
+    """Clients train their own models towards the received prototypes, and send prototypes."""
 
     lam: Annotated[NonNegative, "λ: weight of the pull towards the prototypes"] = 1.0
     pull: Annotated[
-        Literal["nodes", "classes", "prototypes", "means"], "what the pull averages"
+        Literal["nodes", "classes", "prototypes", "means"], "unit over which the pull averages"
     ] = "nodes"
     inference: Annotated[Literal["head", "prototype"], "last layer, or nearest prototype"] = "head"
     optimizer_state: OptimizerState = "keep"
@@ -68,7 +69,7 @@ class PrototypeTraining(Training):
     deployed = "personalised"
 
     def message(self, server: Server) -> ToAll:
-        """What clients need to train."""
+        """The message that clients need for training."""
         return ToAll(Server(server.start, server.prototypes, server.known))
 
     def deploy(self, server: Server) -> ToAll:
@@ -96,7 +97,7 @@ class PrototypeTraining(Training):
     def train(
         self, graph: Graph, received: Server, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train the client's own model towards the prototypes; describe its classes."""
+        """Train the client's own model towards the prototypes. Reply with its new prototypes."""
         net = embedder(self.net)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
@@ -116,11 +117,11 @@ class PrototypeTraining(Training):
     def reply(
         self, graph: Graph, model: Tree, moments: Tree, prototypes: Tensor, count: Tensor
     ) -> tuple[Update, Private]:
-        """What leaves a client and what stays, from its prototypes and the nodes behind each."""
+        """Make the reply and the state, given prototypes and training nodes per class."""
         return Update(prototypes, (count > 0).to(prototypes.dtype)), Private(model, moments)
 
     def params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
-        """The client's model; before it has trained, the common start and layers by the key."""
+        """The client's model. In its first step: the common start, and layers from the key."""
         if state is not None:
             return state.layers
         if received.start is None:
@@ -133,10 +134,10 @@ class PrototypeTraining(Training):
 def pull(
     z: Tensor, y: Tensor, mask: Tensor, prototypes: Tensor, known: Tensor, kind: str
 ) -> Tensor:
-    """How far the masked rows of z are from the prototypes of their classes.
+    """Distance of the masked rows of z to the prototypes of their classes.
 
-    Kinds: "nodes" is the mean square over rows and dimensions, "classes" the same within each
-    class, summed; "prototypes" sums the distances of the class means, "means" takes their mean.
+    Kinds: "nodes" is the mean square over rows and dimensions. "classes" sums the mean squares
+    of the classes. "prototypes" sums the distances of the class means; "means" averages them.
     """
     classes, width = prototypes.shape
     each = (z - prototypes[y]).square().sum(-1) / width * mask * known[y]
@@ -146,7 +147,7 @@ def pull(
     if kind == "classes":
         return (each / count.clamp(min=1)[y]).sum()
     square = (own - prototypes).square().sum(-1)
-    # A sole owner starts at its own prototype, where a distance has no slope but rounding's.
+    # A sole owner starts at its own prototype, where the slope of the distance is only rounding.
     least = (16 * torch.finfo(z.dtype).eps) ** 2 * prototypes.square().sum(-1)
     owned = known * (count > 0)
     apart = owned * (square > least)
@@ -155,6 +156,6 @@ def pull(
 
 
 def nearness(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Logits that are highest for the nearest prototype, (N, C): -‖z - C^j‖² + ‖z‖²."""
+    """Logits that are largest for the nearest prototype, (N, C): -‖z - C^j‖² + ‖z‖²."""
     near = 2 * z @ prototypes.T - prototypes.square().sum(-1)
     return torch.where(known > 0, near, torch.full_like(near, -1e30))

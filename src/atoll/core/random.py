@@ -1,9 +1,9 @@
 """Keyed randomness: noise is a hash of (seed, round, client, purpose, index), never a stream.
 
 The same key gives the same noise on every engine, in any order, on CPU and GPU. A key is a scalar
-int64 tensor, so that a captured GPU graph can replay it and `vmap` can carry one per client. Ids,
-not rows, index per-node noise, so that padding and relabelling do not change it. Keys are mixed
-with 64-bit splitmix; elements with a 32-bit avalanche hash, which vectorises.
+int64 tensor, so that a recorded GPU graph can replay it and `vmap` can carry one per client. Node
+ids, not row numbers, index per-node noise, so padding and renumbering do not change it. Keys use
+64-bit splitmix; elements use a 32-bit avalanche hash, which vectorises.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MIX32_B = 0x846CA68B
 
 
 def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """The root key of a seed."""
+    """Return the root key of a seed."""
     return fold(torch.zeros((), dtype=torch.int64, device=device), seed)
 
 
 def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
-    """Derive a key: `fold(key, "dropout", layer)`. Tensors may carry a batch of numbers."""
+    """Derive a key: `fold(key, "dropout", layer)`. A tensor may contain a batch of numbers."""
     fixed: list[int | str] = []
     for part in parts:
         if isinstance(part, Tensor):
@@ -52,36 +52,36 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
 
 
 def salt(*parts: int | str) -> int:
-    """Parts known beforehand, mixed in Python: a key then costs one hash, not one for each."""
+    """Mix known parts in Python, so that a key costs one hash instead of one per part."""
     mixed = 0
     for part in parts:
-        # Names live above every number that is used as a part, so "a" never equals some index.
+        # Strings map above every number that is used as a part, so they never equal an index.
         number = zlib.crc32(part.encode()) + (1 << 33) if isinstance(part, str) else part
         mixed = _mix64_int(mixed * _MIX_B + number * _MIX_A + _GOLDEN)
     return mixed
 
 
 def salted(key: Tensor, salt: Number) -> Tensor:
-    """`fold(key, *parts)`, for parts whose salt is known."""
+    """`fold(key, *parts)`, given the salt of the parts."""
     if key.is_cuda:
         return _hashed(key, salt)
     batch = stacks.current_batch()
     if batch is None or not batch.holds(key):
         return _mix64((key ^ salt) * _MIX_B)
     keys, axis = batch.lower(key)
-    with batch.paused():  # a dozen small operations, on all clients' keys at once
+    with batch.paused():  # a dozen small operations, on the keys of all clients at once
         keys = _mix64((keys ^ salt) * _MIX_B)
     return batch.lift(keys, axis)
 
 
 def _hashed(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
-    """`salted`, or `fold` with a tensor as its part, on a GPU."""
+    """`salted`, or `fold` with one tensor part, on a GPU."""
     hashed: Tensor = call(_Hashed, key, salt, *part)
     return hashed
 
 
 def _salted_once(key: Tensor, salt: int | None) -> Number:
-    """`salted`; a single key in main memory is mixed as a number, which is twenty times faster."""
+    """`salted`, but twenty times faster for a single key in main memory (a Python number)."""
     if key.dim() or key.device.type != "cpu":
         return key if salt is None else salted(key, salt)
     number = int(key)
@@ -97,11 +97,11 @@ def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform numbers in (0, 1) of any shape, indexed by position."""
+    """Uniform numbers in (0, 1) of any shape. The position indexes the noise."""
     width = shape[-1] if shape else 1
     rows = torch.arange(math.prod(shape[:-1]) if shape else 1, device=key.device, dtype=torch.int32)
     bits = random_bits(key, rows, width)
-    # The half step keeps zero out; float32 rounds it up to one at the very top, hence the clamp.
+    # The half step excludes zero. float32 rounds the largest value up to one, hence the clamp.
     steps = (((bits >> 8) + 2**23).to(dtype) + 0.5).mul(2.0**-24)
     return steps.clamp(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
 
@@ -120,12 +120,12 @@ def dropout(
     *purpose: int | str,
     after: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Zero entries of h, (N, D), with probability `rate` and rescale; no key drops nothing.
+    """Zero entries of h, (N, D), with probability `rate` and rescale. No key: no dropout.
 
-    `after` is an activation, applied first.
+    `after` is an activation function that is applied before dropout.
     """
-    # The noise belongs to the nodes whose ids are `rows`, (N,), and to `fold(key, *purpose)`.
-    # `dropped` is of 2^16; a tensor where runs have different rates.
+    # The noise depends on the ids `rows`, (N,), of the nodes and on `fold(key, *purpose)`.
+    # `dropped` is a count of 2^16. It is a tensor if runs have different rates.
     if isinstance(rate, Varied):
         dropped: Number = torch.round(rate.tensor * 2**16)
     else:
@@ -157,10 +157,10 @@ def _mix64(z: Tensor) -> Tensor:
 
 
 def _mix32(z: Tensor) -> Tensor:
-    """Overwrites its argument: a pass over memory that it owns costs half of one over fresh."""
-    if z.is_meta:  # only shapes are asked for
+    """Overwrite the argument, because that costs half as much as new memory."""
+    if z.is_meta:  # only shapes matter
         return z
-    # NumPy shifts without a sign: two thirds of the time of torch's shifts and masks.
+    # NumPy shifts without a sign, which takes two thirds of the time of torch's shifts and masks.
     bits = z.numpy().view("uint32")
     bits ^= bits >> 16
     bits *= _MIX32_A
@@ -171,7 +171,7 @@ def _mix32(z: Tensor) -> Tensor:
 
 
 def _grid_bits(key: Number, rows: Tensor, width: int) -> Tensor:
-    """Bits for keys (...,), rows (..., N) -> (..., N, width); batch axes broadcast."""
+    """Bits for keys (...,) and rows (..., N) -> (..., N, width). Batch axes broadcast."""
     if isinstance(key, Tensor) and key.is_cuda:
         return kernels.grid_bits(key, rows, width)
     if isinstance(key, int):
@@ -186,7 +186,7 @@ def _grid_bits(key: Number, rows: Tensor, width: int) -> Tensor:
 
 
 def _batch_first(dims: Dims, *args: T) -> list[T | Tensor]:
-    """Move every batched argument's batch axis to the front and give the others an axis of one."""
+    """Move the batch axis of every batched argument to the front. Others get an axis of one."""
     out: list[T | Tensor] = []
     for arg, dim in zip(args, dims, strict=False):
         if isinstance(arg, Tensor):
@@ -197,7 +197,7 @@ def _batch_first(dims: Dims, *args: T) -> list[T | Tensor]:
 
 
 class _Hashed(Constant):
-    """`kernels.mixed`, or with a part `kernels.folded`; under `vmap` the arguments broadcast."""
+    """`kernels.mixed`, or `kernels.folded` with a part. Arguments broadcast under `vmap`."""
 
     @staticmethod
     def forward(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class _Hashed(Constant):
 
     @staticmethod
     def vmap(info: Vmap, in_dims: Dims, *args: Number) -> tuple[Tensor, int]:
-        # Batch axes in front, and as many axes of one behind them as broadcasting needs.
+        # Batch axes first, then as many axes of one as broadcasting needs.
         first = _batch_first(in_dims, *args)
         axes = [
             -1 if isinstance(arg, int) else arg.dim() - (dim is not None)
@@ -219,12 +219,12 @@ class _Hashed(Constant):
 
 
 def _with_axes(leaf: Tensor, count: int) -> Tensor:
-    """So many axes of one behind the first."""
+    """Insert `count` axes of one behind the first axis."""
     return leaf.reshape(leaf.shape[0], *[1] * count, *leaf.shape[1:])
 
 
 class _Bits(Constant):
-    """`_grid_bits` as one op: transforms see one call instead of thirty integer ops."""
+    """`_grid_bits` as one operation, so that `vmap` handles one call instead of thirty."""
 
     @staticmethod
     def forward(key: Tensor, rows: Tensor, width: int) -> Tensor:
@@ -237,7 +237,7 @@ class _Bits(Constant):
 
 
 class _Keep(Constant):
-    """A rescaled dropout mask as one op: `vmap` would take thirty integer operations apart."""
+    """A rescaled dropout mask as one operation, so that `vmap` handles one call, not thirty."""
 
     @staticmethod
     def forward(
@@ -248,14 +248,14 @@ class _Keep(Constant):
             own = key if salt is None else salted(key, salt)
             mask = kernels.keep_mask(own, rows, width, dropped, scale)
             return mask if dtype == torch.float32 else _scaled(mask != 0, scale, dtype)
-        # A hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
+        # One hash decides about two entries, with 16 bits each: uniform in [-2^15, 2^15).
         bits = _grid_bits(_salted_once(key, salt), rows, -(-width // 2))
         halves = bits.view(torch.int16)[..., :width]
         if isinstance(dropped, Tensor):
             least = (dropped - 2**15).to(torch.int32)[..., None, None]
             return _scaled(halves >= least, scale, dtype)
         below = dropped - 2**15 - 1
-        # Integers all the way: on a CPU comparing, and reading truth values, cost five times more.
+        # Only integers: on a CPU, comparisons and booleans cost five times more.
         return _scaled(halves.clamp_(below, below + 1).sub_(below), scale, dtype)
 
     @staticmethod
@@ -264,7 +264,7 @@ class _Keep(Constant):
 
 
 class _Dropped(Stacked):
-    """Dropout, behind a rectifier if asked for, in one kernel on a GPU."""
+    """Dropout in one kernel on a GPU, after a ReLU if `relu` is set."""
 
     @staticmethod
     def forward(
@@ -296,7 +296,7 @@ class _Dropped(Stacked):
 
 
 class _PassedBack(Stacked):
-    """The gradient behind rectifier and dropout; linear in its first argument."""
+    """The gradient of ReLU and dropout. Linear in its first argument."""
 
     @staticmethod
     def forward(grad: Tensor, output: Tensor, dropped: int) -> Tensor:
@@ -315,7 +315,7 @@ class _PassedBack(Stacked):
 
 
 def _scaled(kept: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of ones and zeros, (..., N, D), times a number, or one for each (...,)."""
+    """A mask of ones and zeros, (..., N, D), times one number, or one for each (...,)."""
     if isinstance(scale, Tensor):
         scale = scale.to(dtype)[..., None, None]
     return kept.to(dtype).mul_(scale)

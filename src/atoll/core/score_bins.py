@@ -1,7 +1,8 @@
-"""Fixed bins for the score of one class, so that the counts of many clients can be added up.
+"""Fixed bins for the score of one class, so that the counts of many clients can be summed.
 
-The score is the log-odds z of the class. Bins are equal steps of z / (4 + |z|): narrow where most
-scores are, and without a bound. Around a probability of 1 % a bin spans 4 % of the odds.
+The score is the log-odds z of the class. Bins are equal steps of z / (4 + |z|): they are narrow
+where most scores are, and cover all numbers. Around a probability of 1 % a bin spans 4 % of the
+odds. Curves and thresholds of rare classes come from these counts.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ SCALE = 4.0
 
 
 def log_odds(logits: Tensor, positive: int) -> Tensor:
-    """The log-odds of one class against all others, (N,), from logits (N, C)."""
+    """Log-odds of one class against all others, (N,), from logits (N, C)."""
     numbers = torch.arange(logits.shape[-1], device=logits.device)
     others = logits.masked_fill(numbers == positive, -torch.inf)
     return logits[:, positive] - others.logsumexp(-1)
 
 
 def bin_of(z: Tensor) -> Tensor:
-    """The bin of each log-odds, (N,) int64."""
+    """The bin of each log-odds value, (N,) int64."""
     share = (1 + z / (SCALE + z.abs())) / 2
     return (share * BINS).clamp(0, BINS - 1).long()
 
 
 def binned(z: Tensor, truth: Tensor, masks: Tensor) -> Tensor:
-    """Counts by mask, (M, N), truth, 0 or 1, and bin of the log-odds, (M, 2, BINS)."""
-    # Sorted and looked up, because counting by `bincount` makes a GPU wait.
+    """Count by mask, (M, N), label, 0 or 1, and bin of the log-odds. Shape (M, 2, BINS)."""
+    # Sort and search, because `bincount` makes a GPU wait.
     place = bin_of(z) + BINS * truth.long()
     edges = torch.arange(2 * BINS + 1, device=z.device)
     rows = []
     for mask in masks:
         inside = torch.where(mask > 0, place, torch.full_like(place, 2 * BINS)).sort().values
-        # Under `vmap` each stack of rows wants its own edges.
+        # Under `vmap` each stack of rows needs its own edges.
         below = torch.searchsorted(inside, edges + 0 * inside[:1])
         rows.append(below.diff().reshape(2, BINS).to(z.dtype))
     return torch.stack(rows)
 
 
 def lower_edges() -> Tensor:
-    """The probability at which each bin begins, (BINS + 1,) float64: from 0, and 1 for no bin."""
+    """The probability at which each bin begins, (BINS + 1,) float64, from 0 to 1."""
     return _probability(torch.linspace(-1, 1, BINS + 1, dtype=torch.float64))
 
 

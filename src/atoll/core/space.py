@@ -1,4 +1,8 @@
-"""What a search may try: `space = USUAL | {"mu": Real(1e-4, 10, log=True)}`."""
+"""Search spaces of hyper-parameters: `space = USUAL | {"mu": Real(1e-4, 10, log=True)}`.
+
+A method declares `space` (for `atoll tune`), `grids` (other named spaces) and `presets` (named
+values for `--set preset=NAME`).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ from typing import Generic, TypeVar
 from atoll.core.errors import ConfigError
 
 Value = bool | int | float | str
-Settings = Mapping[str, Value]  # values of hyper-parameters, by the keys of `--set`
+Settings = Mapping[str, Value]  # values of hyper-parameters, with the keys of `--set`
 Presets = Mapping[str, Settings]
 N = TypeVar("N", float, int)
 
 
 def preset_table(*keys: str, **rows: tuple[Value, ...]) -> Presets:
-    """Presets that set the same keys: a row of values for each name."""
+    """Make presets that set the same keys: one row of values per name."""
     return {name: dict(zip(keys, row, strict=True)) for name, row in rows.items()}
 
 
 @dataclass(frozen=True)
 class _Interval(Generic[N]):
-    """Numbers from `low` to `high`, both included; with `log`, in orders of magnitude."""
+    """Numbers from `low` to `high`, both included. With `log` the scale is logarithmic."""
 
     low: N
     high: N
@@ -33,11 +37,11 @@ class _Interval(Generic[N]):
         if not low < high:
             raise ConfigError(f"a range goes from a lower to a higher number, not {low} to {high}")
         if self.log and low <= 0:
-            raise ConfigError(f"a range in orders of magnitude begins above 0, not at {low}")
+            raise ConfigError(f"a logarithmic range begins above 0, not at {low}")
 
 
 class Real(_Interval[float]):
-    """A number from `low` to `high`; with `log` all orders of magnitude are equally likely."""
+    """A number from `low` to `high`. With `log` all orders of magnitude are equally likely."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -58,7 +62,7 @@ class Whole(_Interval[int]):
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of a few values, without an order."""
+    """One of a few values without an order."""
 
     values: tuple[Value, ...]
 
@@ -79,7 +83,7 @@ Grids = Mapping[str, Space]
 
 
 def paper_grid(**values: tuple[Value, ...]) -> Grids:
-    """The grid "paper" of a method: the values that its authors tried."""
+    """Make the grid "paper" of a method: the values that its authors tried."""
     return {"paper": {name: OneOf(tried) for name, tried in values.items()}}
 
 
@@ -91,13 +95,13 @@ USUAL: MappingProxyType[str, Range] = MappingProxyType(
         "hidden": OneOf((32, 64, 128, 256)),
     }
 )
-"""What every method has: Adam's rate and decay, the network's dropout and width."""
+"""The space of every method: Adam's rate and decay, the network's dropout and width."""
 USUAL_SGD = MappingProxyType(USUAL | {"lr": Real(1e-2, 1, log=True)})
 """The same for methods that train with plain SGD, whose rates are larger."""
 
 
 def values_of(wanted: Range) -> tuple[Value, ...] | None:
-    """All values of a range that has few; None for real numbers."""
+    """Return all values of a range, or None for real numbers."""
     if isinstance(wanted, OneOf):
         return wanted.values
     return tuple(range(wanted.low, wanted.high + 1)) if isinstance(wanted, Whole) else None

@@ -1,8 +1,8 @@
-"""Graphs that grow: what is absent in training, and what is there when a client is scored.
+"""Graphs that grow: nodes and edges that are absent in training and present when clients score.
 
-`Graph.since` and `Graph.edge_since` are the first stage in which a node or an edge is there: 0 in
-training, 1 when validation nodes are scored, 2 when test nodes are. Engines train on the graph of
-stage 0, which has the others behind it (`Graph.later`).
+`Graph.since` and `Graph.edge_since` give the first stage in which a node or an edge exists: 0 is
+training, 1 is the scoring of validation nodes, 2 is the scoring of test nodes. Engines train on
+the graph of stage 0. Its field `later` refers to the graph of the next stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAGES = range(len(ROLES))  # each role is scored in its own stage
 
 
 def at_stage(graph: Graph, stage: int) -> Graph:
-    """The nodes and edges that are there in a stage; a graph that does not grow is the same."""
+    """Keep the nodes and edges that exist in a stage. A graph that does not grow is unchanged."""
     if graph.since is None or graph.edge_since is None:
         return graph
     nodes = (graph.since <= stage).nonzero().squeeze(1)
@@ -43,7 +43,7 @@ def at_stage(graph: Graph, stage: int) -> Graph:
 
 
 def rows_by_stage(graph: Graph, rows: Callable[[Graph], Tensor]) -> Tensor:
-    """A row for each node, made from the graph of the stage in which the node's role is scored."""
+    """Compute a row per node, from the graph of the stage in which the node's role is scored."""
     found = rows(at_stage(graph, STAGES[-1]))
     if graph.since is not None:
         for stage, role in enumerate((graph.train, graph.val)):
@@ -55,7 +55,7 @@ def rows_by_stage(graph: Graph, rows: Callable[[Graph], Tensor]) -> Tensor:
 def staged(
     graphs: Sequence[Graph], prepared: Callable[[Sequence[Graph]], Sequence[Graph]]
 ) -> Sequence[Graph]:
-    """The clients' prepared graphs in training, each with those of the later stages behind it."""
+    """Return the clients' prepared training graphs, each linked to its later stages."""
     train, val, test = (prepared(each(partial(at_stage, stage=s), graphs)) for s in STAGES)
 
     def one(client: int) -> Graph:
@@ -66,5 +66,5 @@ def staged(
 
 
 def when_scored(graph: Graph) -> list[Graph]:
-    """The graph on which each role is scored; only one where it is the same for all."""
+    """The graph on which each role is scored. A list of one if all roles share it."""
     return [graph] if graph.later is None else [graph, *when_scored(graph.later)]

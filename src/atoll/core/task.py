@@ -1,6 +1,7 @@
-"""What is predicted: the targets, the loss and the scores of a task, which a graph carries.
+"""Prediction tasks: each defines the targets, the loss and the scores. Every graph has a task.
 
-A new task begins with one class here and one entry in `TASKS`; it names its splits and metrics.
+A new task needs one class here and one entry in `TASKS`. The class names the splits and metrics
+that fit; `data.split` and `experiment.metrics` implement them.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ ROLES = ("train", "val", "test")
 
 @record
 class Scores:
-    """The sums of one client's predictions, for each of `ROLES`."""
+    """Sums over one client's predictions, for each of `ROLES`."""
 
     confusion: Tensor  # counts, (3, C, C): true class by predicted class
     loss: Tensor  # mean, (3,)
-    auc: Tensor  # area under the ROC curve, (3,); -1 where undefined or not requested
-    bins: Tensor | None = None  # counts, (3, 2, BINS): not in class 1, in it; None if not requested
+    auc: Tensor  # area under the ROC curve, (3,); -1 if undefined or not requested
+    bins: Tensor | None = None  # counts by label (0 or 1), (3, 2, BINS), or None if not requested
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What a federation predicts; printing one gives its name."""
+    """The prediction task of a federation. Its string is its name."""
 
-    name: ClassVar[str]  # in commands and saved files; its plural is what tables count
-    splits: ClassVar[tuple[str, ...]]  # that fit, the default first (`data.split.SPLITS`)
+    name: ClassVar[str]  # in commands and saved files; tables use the plural
+    splits: ClassVar[tuple[str, ...]]  # supported ones, the default first (`data.split.SPLITS`)
     metrics: ClassVar[tuple[str, ...]]  # the default first (`experiment.metrics.METRICS`)
     many_graphs: ClassVar[bool] = False  # whether a client predicts for many graphs (`Graph.roots`)
 
@@ -50,12 +51,12 @@ class Task(ABC):
 
     @property
     def plural(self) -> str:
-        """What is counted: "nodes" or "graphs"."""
+        """The counted items: "nodes" or "graphs"."""
         return f"{self.name}s"
 
     @abstractmethod
     def targets(self, graph: Graph) -> Tensor:
-        """What is to be predicted, a row for each item (`Graph.at_roots`)."""
+        """Return the targets, one row per item (`Graph.at_roots`)."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, graph: Graph) -> Tensor:
@@ -65,11 +66,11 @@ class Task(ABC):
     def score(
         self, outputs: Tensor, graph: Graph, *, with_auc: bool = False, with_bins: bool = False
     ) -> Scores:
-        """What a client tells about its predictions: counts and means, no rows."""
+        """Summarise a client's predictions as counts and means, without rows of single items."""
 
 
 class Classification(Task):
-    """One class for each item; outputs are logits."""
+    """One class per item. Outputs are logits."""
 
     splits: ClassVar[tuple[str, ...]] = (
         *("stratified", "openfgl", "fedtad", "gcfl", "random", "global", "given"),
@@ -94,7 +95,7 @@ class Classification(Task):
         numbers = torch.arange(classes, device=logits.device)
         truth = (self.targets(graph).unsqueeze(-1) == numbers).to(logits.dtype)
         guess = (logits.argmax(-1, keepdim=True) == numbers).to(logits.dtype)
-        # One product for all roles: a CPU takes far longer for three of a few columns.
+        # One product for all roles, because a CPU takes far longer for three narrow products.
         true_by_role = (masks.T.unsqueeze(-1) * truth.unsqueeze(1)).flatten(1)
         confusion = (guess.T @ true_by_role).reshape(classes, len(ROLES), classes).permute(1, 2, 0)
         below, log_total = below_top(logits)
@@ -109,7 +110,10 @@ class Classification(Task):
 
 
 class _Counted(Constant, Stacked):
-    """Confusion counts, (..., 3, C, C), and mean losses, (..., 3), of logits (..., N, C)."""
+    """Kernel: confusion matrices (..., 3, C, C) and losses (..., 3) of logits (..., N, C).
+
+    The three rows are the training, validation and test masks.
+    """
 
     @staticmethod
     def forward(logits: Tensor, y: Tensor, *masks: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +134,7 @@ class NodeClassification(Classification):
 
 
 class GraphClassification(Classification):
-    """The class of every small graph; it stands at the graph's root."""
+    """The class of every small graph. The label is stored at the graph's root."""
 
     name = "graph"
     many_graphs = True
@@ -140,18 +144,18 @@ NODES, GRAPHS = NodeClassification(), GraphClassification()
 TASKS: dict[str, Task] = {task.name: task for task in (NODES, GRAPHS)}
 """Every task by its name."""
 CLASSIFICATIONS = tuple(name for name, task in TASKS.items() if isinstance(task, Classification))
-"""Names of the tasks with classes, for methods that need them."""
+"""Names of the classification tasks, for methods that need classes."""
 
 
 def task_named(name: str) -> Task:
-    """The task of this name; raises a ConfigError with the known names for any other."""
+    """Return the task of this name, or raise a ConfigError that lists the known names."""
     check_name("task", name, TASKS)
     return TASKS[name]
 
 
 def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
-    """One class against the rest, averaged over the classes that have both; -1 if none has."""
-    # With two classes both views are the same number, so the mean is the usual binary AUC.
+    """One-vs-rest AUC, averaged over classes with positives and negatives. -1 without any."""
+    # With two classes both one-vs-rest values are equal, so the mean is the binary AUC.
     each = torch.stack([_auc(log_p[:, c], truth[:, c], mask) for c in range(log_p.shape[1])])
     defined = (each >= 0).to(each.dtype)
     mean = (each * defined).sum() / defined.sum().clamp(min=1)
@@ -159,8 +163,8 @@ def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
 
 
 def _auc(score: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-    """Share of (positive, negative) pairs in the right order; ties count half."""
-    # Items outside the mask are sorted to the end, so that they change no rank.
+    """Share of (positive, negative) pairs in the right order. Ties count half."""
+    # Items outside the mask are sorted to the end, so they change no rank.
     score = torch.where(mask > 0, score, torch.full_like(score, torch.inf))
     ordered = score.sort().values
     below = torch.searchsorted(ordered, score)

@@ -1,7 +1,7 @@
-"""What most methods share.
+"""Base classes of most methods. A method overrides the parts in which it differs.
 
-`Training`: clients train a network. `Averaging`: they train the server's model, and a rule makes
-one model of theirs. `Mixing`: every client gets its own mixture of all models.
+`Training`: clients train a network. `Averaging`: clients train the server's model, and the server
+aggregates their models (FedAvg). `Mixing`: every client gets its own mixture of all models.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from atoll.core.tree import Tree, record, tree_map
 
 @dataclass(frozen=True)
 class Training(Method):
-    """A method whose clients train for some epochs; `optimizer_state` may become a field."""
+    """A method whose clients train for `epochs` epochs. Subclasses may add `optimizer_state`."""
 
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3
 
-    # The kind of network that it needs, and why: how the sentence begins that refuses others.
+    # The required type of network, and the reason, which begins the error for other networks.
     made_for: ClassVar[tuple[type[object], str]] = (object, "")
     compares_embeddings: ClassVar[bool] = False  # whether the network needs a hidden layer
 
@@ -71,7 +71,7 @@ class Training(Method):
         adjust: Adjust | None = None,
         needs_whole: str = "",
     ) -> tuple[Tree, Tree]:
-        """A client's model and moments after its epochs (`core.fit.fit`), by default on `loss`."""
+        """Train a client's model with `core.fit.fit`. Return model and moments."""
         state = None if self.optimizer_state == "reset" else moments
         start = model, self.optimizer, state, self.epochs
         return fit(loss or self.loss, *start, key, graph, adjust, needs_whole=needs_whole)
@@ -79,9 +79,9 @@ class Training(Method):
 
 @dataclass(frozen=True)
 class Averaging(Training):
-    """FedAvg and its relatives: a relative changes `loss`, `bend`, or more.
+    """FedAvg and its relatives. A relative overrides `loss`, `bend`, or more.
 
-    A method that lets its user choose `weight_by` or `aggregate` declares a field of this name.
+    To let the user choose `weight_by` or `aggregate`, declare a field of this name.
     """
 
     not_private = ""
@@ -93,14 +93,14 @@ class Averaging(Training):
 
     @property
     def aggregate(self) -> Rule:
-        """The rule that makes one model of the clients' models."""
+        """The rule that combines the clients' models into one model."""
         return Mean()
 
     def init(self, clients: Clients) -> Tree:
         return first_server(self.aggregate, self.start(clients.key))
 
     def start(self, key: Tensor) -> Tree:
-        """The first model: all layers of the network that may leave a client."""
+        """Return the first model: all layers that may leave a client."""
         return init_shared(self.net, key)
 
     def round(self, server: Tree, clients: Clients) -> Tree:
@@ -111,7 +111,7 @@ class Averaging(Training):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Minimise the loss on the client's graph, from the received model."""
+        """Train the received model on the client's graph."""
 
         def bent(grads: Tree, params: Tree) -> Tree:
             return self.bend(grads, params, received)
@@ -120,15 +120,15 @@ class Averaging(Training):
         return Update(model, graph.size(self.weight_by)), own
 
     def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
-        """The gradient that a step follows, from the loss's: a method may add to it."""
+        """Return the gradient for a step. A method may add a term to the loss's gradient."""
         return grads
 
 
 @dataclass(frozen=True)
 class Mixing(Training):
-    """Every client gets its own model; the server's record has all of them, stacked: `models`."""
+    """Every client gets its own model. The server's record stores all of them in `models`."""
 
-    not_averaging = "every client gets a mixture of models, weighted by how alike the clients are"
+    not_averaging = "every client gets a mixture of models, weighted by the clients' similarity"
     deployed = "personalised"
 
     def deploy(self, server: Tree) -> ToEach:
@@ -137,7 +137,7 @@ class Mixing(Training):
 
 @record
 class Mixtures:
-    """Every client's own model, stacked; who has trained, (N,); the last cosines, (N, N)."""
+    """All clients' models, stacked, who has trained, (N,), and the latest cosines, (N, N)."""
 
     models: Tree
     seen: Tensor
@@ -145,7 +145,7 @@ class Mixtures:
 
 
 def first_mixtures(model: Tree, clients: Clients) -> Mixtures:
-    """The same model for every client."""
+    """Start every client with the same model."""
     never = torch.zeros(clients.total, dtype=torch.bool, device=clients.key.device)
     return Mixtures(spread(model, clients.total), never, unmet(clients))
 
@@ -155,7 +155,7 @@ def next_mixtures(
 ) -> Mixtures:
     """Mix the participants' models by the softmax of τ times the cosines of descriptions, (K, h).
 
-    An absent client keeps its mixture; one that has never trained gets the participants' mean.
+    An absent client keeps its mixture. One that has never trained gets the participants' mean.
     """
     present, alike = clients.positions, cosines(descriptions)
     mixed = put(server.models, present, mix(models, torch.softmax(tau * alike, dim=-1)))
@@ -170,19 +170,19 @@ def next_mixtures(
 
 
 def unmet(clients: Clients, *sizes: int) -> Tensor:
-    """Similarities of all pairs of clients before any have met: NaN, (*sizes, N, N)."""
+    """Similarities of all pairs of clients before the first round: NaN, (*sizes, N, N)."""
     shape, kind = (*sizes, clients.total, clients.total), torch.get_default_dtype()
     return torch.full(shape, torch.nan, dtype=kind, device=clients.key.device)
 
 
 def put_pairs(known: Tensor, positions: Tensor, found: Tensor) -> Tensor:
-    """Numbers of all pairs (..., N, N) with those of the participants replaced, (..., K, K)."""
-    # The indexed axes come first: under vmap an index behind other axes moves them.
+    """Replace the participants' entries, (..., K, K), in numbers of all pairs, (..., N, N)."""
+    # Indexed axes come first, because `vmap` moves an index behind other axes.
     pairs, new = (one.movedim((-2, -1), (0, 1)) for one in (known, found.to(known.dtype)))
     return pairs.index_put((positions.unsqueeze(-1), positions), new).movedim((0, 1), (-2, -1))
 
 
 def mixing_of(similarity: Tensor, tau: float) -> dict[str, Tensor]:
-    """Diagnostics: the last known similarities, and the weights that follow from them."""
+    """Diagnostics: the latest known similarities, and the mixing weights computed from them."""
     known = similarity.nan_to_num(nan=-torch.inf)
     return {"similarity": similarity, "mixing": torch.softmax(tau * known, dim=-1)}

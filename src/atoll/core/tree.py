@@ -1,4 +1,8 @@
-"""Trees of tensors: nested records, dicts, tuples and lists with tensors at the leaves."""
+"""Trees of tensors: nested records, dicts, tuples and lists with tensors at the leaves.
+
+Models, messages, states and graphs are trees. `record` makes a class a tree node, which `vmap`,
+the wire format and checkpoints understand. `tree_map`, `stack` and `take` work on all trees.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +19,20 @@ Tree = Any  # a recursive type that no checker follows through records; leaves a
 T = TypeVar("T")
 
 RECORDS: dict[str, type[Any]] = {}
-"""Every record type by its dotted name: the only types that bytes may be decoded into."""
+"""Every record type by its dotted name. Decoders create no other types."""
 _FIELDS: dict[type[Any], tuple[tuple[str, bool], ...]] = {}
-"""Names of every record type's fields, in order, and whether they are static."""
+"""The fields of every record type, in order: name, and whether the field is static."""
 
 
 def static(default: Any) -> Any:
-    """A record field that is not a tensor tree: it is part of the structure (a flag, a name)."""
+    """A record field that is part of the structure (a flag, a name), not a tree of tensors."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))
 def record(cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass and a tree node for `vmap`, the wire and checkpoints."""
-    # A field that is None is part of the structure, like a static one: `vmap` takes only tensors.
+    # A field that is None is part of the structure, like a static field: `vmap` needs tensors.
     made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     _FIELDS[made] = tuple(
         (field.name, bool(field.metadata.get("static"))) for field in dataclasses.fields(made)
@@ -57,11 +61,11 @@ def record(cls: type[T]) -> type[T]:
 
 @record
 class Empty:
-    """A tree without leaves: a message or a reply that carries nothing."""
+    """A tree without leaves: a message or a reply without content."""
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """All tensors of a tree, in a fixed order."""
+    """Return all tensors of a tree, in a fixed order."""
     found: list[Tensor] = []
     _collect(tree, found)
     return found
@@ -86,13 +90,13 @@ def _collect(tree: Tree, found: list[Tensor]) -> None:
 
 
 def with_leaves(tree: T, tensors: Iterable[Any]) -> T:
-    """The tree with other tensors, in the order of `leaves`."""
+    """Replace the tensors of a tree, in the order of `leaves`."""
     given = iter(tensors)
     return cast(T, _mapped(lambda _: next(given), tree))
 
 
 def named_leaves(tree: Tree) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a tree with their dotted paths, for example `model.0.weight`."""
+    """Yield all tensors of a tree with their dotted paths, for example `model.0.weight`."""
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, Tensor):
             yield ".".join(map(_step_name, path)), leaf
@@ -117,7 +121,7 @@ def tree_map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:
 
 
 def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """`tree_map` of one tree, a third of the time of torch's: rounds are full of them."""
+    """`tree_map` of one tree, in a third of torch's time, because rounds call it often."""
     kind = type(tree)
     if kind is Tensor:
         return fn(tree)
@@ -134,47 +138,47 @@ def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
         )
     if tree is None:
         return None
-    # Anything else: a leaf that is no tensor, or a container that only torch knows.
+    # Anything else: a leaf that is not a tensor, or a container that only torch knows.
     return pytree.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 flatten = pytree.tree_flatten  # all leaves of a tree, and its structure
 unflatten = pytree.tree_unflatten  # the tree with these leaves and this structure
-structure = pytree.tree_structure  # trees can be mapped together if theirs are equal
+structure = pytree.tree_structure  # trees can be mapped together if their structures are equal
 
 
 def stack(trees: Sequence[T]) -> T:
-    """Trees of one structure -> one tree whose tensors have a new leading axis."""
+    """Stack trees of one structure: tensors of the result have a new leading axis."""
     return tree_map(lambda *parts: torch.stack(parts), *trees)
 
 
 def concat(trees: Sequence[T]) -> T:
-    """Stacked trees -> one stacked tree, joined along the leading axis."""
+    """Concatenate stacked trees along the leading axis."""
     return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
 
 
 def take(tree: T, index: int | Tensor | slice) -> T:
-    """Row, or rows, of a stacked tree."""
+    """Select a row, or rows, of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)
 
 
 def unstack(tree: T, size: int) -> list[T]:
-    """The rows of a stacked tree, each a tree of its own."""
+    """Split a stacked tree into one tree per row."""
     return [take(tree, row) for row in range(size)]
 
 
 def num_bytes(tree: Tree) -> int:
-    """Bytes of all tensors of a tree."""
+    """Return the size of all tensors of a tree in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def all_finite(tree: Tree) -> bool:
-    """Whether every floating-point tensor of a tree is finite (one pass, one read-back)."""
-    # A sum is finite if all its terms are, unless it overflows: then the exact check decides.
+    """Whether all floating-point tensors of a tree are finite, with one device-to-host copy."""
+    # A sum of finite numbers is finite unless it overflows. Then the exact check decides.
     floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         return True
-    if floats[0].is_cuda:  # in one launch for all leaves of a type
+    if floats[0].is_cuda:  # one launch for all leaves of a dtype
         total = torch.stack(torch._foreach_norm(floats, 1)).sum(dtype=torch.float64)
     else:
         total = torch.stack([leaf.sum().to(torch.float64) for leaf in floats]).sum()
@@ -182,7 +186,7 @@ def all_finite(tree: Tree) -> bool:
 
 
 def inside_transform() -> bool:
-    """Whether `vmap` or `grad` of torch.func is under way, so that tensors may stand for many."""
+    """Whether code runs inside torch.func's `vmap` or `grad`, so a tensor may be a stack."""
     return _functorch.peek_interpreter_stack() is not None
 
 

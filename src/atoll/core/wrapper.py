@@ -1,4 +1,7 @@
-"""A method around another method: it forwards a written list of hooks, and never a step."""
+"""Base of methods that wrap another method, such as `core.dp.Noised`.
+
+A wrapper forwards a fixed list of hooks, and never a step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Hook = TypeVar("Hook", bound=Callable[..., object])
 
 
 def _forwarded(hook: Hook) -> Hook:
-    """The hook, answered by the base."""
+    """Forward a hook to the base."""
 
     def forward(self: Wrapper, *args: object, **options: object) -> object:
         return getattr(self._hooks, hook.__name__)(*args, **options)
@@ -25,9 +28,9 @@ def _forwarded(hook: Hook) -> Hook:
 class Wrapper(Method):
     """Forwards every hook of `Method` to its base, except `why_not_private`.
 
-    Each hook is named here, because `__getattr__` would also forward steps, and a step of the base
+    Each hook is listed here, because `__getattr__` would also forward steps, and a step of the base
     runs without the wrapper's protection (`core.method.declared_step`). A subclass is a frozen
-    dataclass with a field `base`; where that is None, `Method`'s own hooks apply.
+    dataclass with a field `base`. If `base` is None, `Method`'s own hooks apply.
     """
 
     base: Method | None
@@ -37,7 +40,7 @@ class Wrapper(Method):
         return cast(Method, super()) if self.base is None else self.base
 
     def of_base(self, server: Tree) -> Tree:
-        """The base's part of the server's tree, for a subclass that keeps more."""
+        """The base's part of the server's tree, for a subclass that stores more."""
         return server
 
     @property

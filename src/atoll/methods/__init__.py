@@ -1,4 +1,6 @@
-"""Every method, by its class's name in lower case, with "+" for "plus". One file each.
+"""Every method, by its class name in lower case, with "+" for "plus". One file per method.
+
+To learn how a method is written, read `fedavg.py`, `fedprox.py` and then `core/training.py`.
 
 Examples:
     >>> from atoll.methods import METHODS, FedAvg
@@ -62,13 +64,13 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_name(text: str) -> str:
-    """The registered name for a spelling: `fedpub` for `FED-PUB`. A user's own stays unchanged."""
+    """Return the registered name, such as `fedpub` for `FED-PUB`. Custom names are unchanged."""
     plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
     return text if ":" in text else plain if plain in METHODS else text.lower()
 
 
 def method_class(name: str) -> type[Method]:
-    """The method with this name, or a user's own: "my_method.py:Mine" or "package.module:Mine"."""
+    """Return a method's class, also for "my_method.py:Mine" or "package.module:Mine"."""
     if (known := method_name(name)) in METHODS:
         return METHODS[known]
     name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes
@@ -87,11 +89,11 @@ def method_class(name: str) -> type[Method]:
     except (ImportError, OSError, SyntaxError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("atoll."):
             raise ConfigError(
-                f"method '{name}' imports a name from {error.name} that is not there; import it "
+                f"method '{name}' imports a name from {error.name} that does not exist; import it "
                 "from atoll itself: from atoll import fit, average, ... (see docs/own-method.md)"
             ) from error
         raise ConfigError(f"method '{name}' cannot be loaded: {error}") from error
-    except (Exception, SystemExit) as error:  # the file's own code, which may do anything
+    except (Exception, SystemExit) as error:  # the file's own code, which may raise anything
         why = f"{described(error)}; correct it"
         raise ConfigError(f"method '{name}' cannot be loaded: {why}") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
@@ -114,7 +116,7 @@ def _module(where: str) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise ImportError(f"there is no file {where}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and records look their own module up
+    sys.modules[path.stem] = module  # dataclasses and records look up their own module
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -1,37 +1,40 @@
 """AdaFGL: a federated model first, then every client adapts it to its own graph (Li et al., 2024).
 
 Step 1, the first `federated_rounds` rounds: FedAvg, θ <- Σ_i n_i θ_i / Σ_i n_i.
-Step 2, all later rounds, on each client alone, with P = softmax f(θ) on its graph:
+Step 2, all later rounds: every client trains without the server, with P = softmax f(θ).
 
-    HCS = share of half its training labels that the other half, propagated, predicts
-    homophilous     H = MLP2(X~);  minimise CE(H) + MSE(softmax H, P), the latter on all nodes
-                    Y_ho = (softmax H + P) / 2
-    heterophilous   three perceptrons on X and X~, one with signed messages between alike and unlike
-                    nodes;  minimise their three CE;  Y_he = mean of their softmaxes
+    HCS = share of half the training labels that the other half, propagated, predicts.
+    homophilous     H = MLP2(X~);  minimise CE(H) + MSE(softmax H, P), the latter on all nodes.
+                    Y_ho = (softmax H + P) / 2.
+    heterophilous   three MLPs on X and X~, one with signed messages between similar and
+                    dissimilar nodes;  minimise their three CE;  Y_he = mean of their softmaxes.
     Y = HCS Y_ho + (1 - HCS) Y_he
 
-X~ is X propagated along edges and alike P. `nn/adafgl.py` has all formulas. A run of R rounds has
-R - `federated_rounds` rounds of step 2, of `personal_epochs` epochs each: 50 and 4 make the
-authors' 200 epochs out of 100 rounds. With R <= `federated_rounds` it is FedAvg:
-`preset=reference`, which has 100 federated rounds and the code's network, is for `--rounds 300`.
+X~ is X, propagated along edges and between nodes with similar P. `nn/adafgl.py` has all formulas. A
+run of R rounds has R - `federated_rounds` rounds of step 2, each of `personal_epochs` epochs. With
+50 and 4, a run of 100 rounds has the authors' 200 epochs. With R <= `federated_rounds` the method
+is FedAvg. `preset=reference` has 100 federated rounds and the code's network, so it needs `--rounds
+300`.
 
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing
-    (with partial participation again, to all who take part with a client that lacks it)
-    `keep="best"` starts step 2 from the federated round with the best validation accuracy of those
-    who took part in it; in step 1 each then downloads the new model, too, and sends two counts.
-Private state: step 1: Adam's moments if kept; step 2: θ, heads, their moments, HCS. Nothing has a
-node axis: X~ (N x 4F, dense: 6 MB for one of ten clients of Cora, 464 MB of Physics) is never made.
+With partial participation the server sends the model again to all participants of a round if one of
+them lacks it. `keep="best"` starts step 2 from the federated round with the best validation
+accuracy of its participants. In step 1 each participant then also downloads the new model, and
+sends two counts.
+Private state: step 1: Adam's moments if kept. Step 2: θ, heads, their moments, HCS. No part has a
+node axis. X~ (N x 4F, dense) is never stored: it would take 6 MB for one of ten clients of Cora,
+464 MB of Physics.
 Floats per client and round: 2P + 1 in step 1 (3P + 3 for `keep="best"`), then P once, then none.
 Compute: O(N² C) for the signed messages, and for S with a `threshold`, `block` rows at a time.
-Departures from the reference code: heads are mixed by HCS, as in the paper; the authors' code takes
-the homophilous one alone where HCS >= 0.9, else the other (`switch="hard"`). Ties in HCS are a fair
-draw. Each perceptron has its own PReLU slope. No client picks its best epoch by validation. Faults
-of both public codes are switches: P goes through a second softmax (`double_softmax`), S is cut to
-0/1 because of it (`threshold=0.999`), logits are compared with probabilities (`logit_mse`), and of
-the pairs below the mean similarity the least alike push least (`inverted_rescale`). The last one
-hardly shows (test accuracy right / inverted, ten clients: Cora 81.7 / 81.4 and 80.6 / 80.4 on two
-seeds, actor 28.7 / 28.6 on one), so the default is what makes sense.
+Departures from the reference code: HCS mixes the heads, as in the paper. The authors' code uses
+only the homophilous head if HCS >= 0.9, else only the other (`switch="hard"`). Ties in HCS are
+decided at random. Each MLP has its own PReLU slope. No client selects its best epoch by validation.
+Faults of both public codes are options. P passes through a second softmax (`double_softmax`), and S
+is therefore cut to 0/1 (`threshold=0.999`). Logits are compared with probabilities (`logit_mse`).
+Among pairs below the mean similarity, the least similar repel least (`inverted_rescale`); this
+fault has little effect. Test accuracy, correct / inverted, with ten clients: Cora 81.7 / 81.4 and
+80.6 / 80.4 on two seeds, actor 28.7 / 28.6 on one. The default is therefore the correct form.
 """
 
 from collections.abc import Mapping
@@ -57,7 +60,7 @@ from atoll.nn.adafgl import Adaptive, Surroundings, homophily
 from atoll.nn.views import gcn_adjacency
 
 HARD_SWITCH = 0.9
-"""HCS from which the authors' code trusts the homophilous head alone."""
+"""HCS from which the authors' code uses only the homophilous head."""
 
 CHEBNET: Settings = {"net": "chebnet", "matrix": "adjacency"}
 FAULTS: Settings = {"double_softmax": True, "logit_mse": True, "inverted_rescale": True}
@@ -66,12 +69,12 @@ STEPS = preset_table(
     reference=(100, 1, 0.05, 0.2, 0.999),
     openfgl=(50, 1, 0.5, 0.0, 0.999),
 )
-"""What both public codes do, and how long and how far."""
+"""Rounds, epochs and thresholds of both public codes."""
 
 
 @record
 class Validated:
-    """Validation nodes that the new global model gets right, and all of them."""
+    """The number of validation nodes that the new global model classifies correctly, and of all."""
 
     right: Tensor
     total: Tensor
@@ -79,14 +82,14 @@ class Validated:
 
 @record
 class Start:
-    """The message that opens step 2 for a client; later ones are `Empty`."""
+    """The message that starts step 2 at a client. Later messages are `Empty`."""
 
     model: Tree
 
 
 @record
 class Private:
-    """What a client keeps: moments; from its first round of step 2 on θ, the heads and HCS too."""
+    """The private state: moments and, from a client's first round of step 2, θ, heads and HCS."""
 
     moments: Tree
     model: Tree = None
@@ -96,7 +99,7 @@ class Private:
 
 @record
 class Adapted:
-    """What a client of step 2 derives from its state: the model's logits, and log Y, (N, C)."""
+    """Values that a client derives from its state in step 2: logits, and log Y, (N, C)."""
 
     logits: Tensor
     outputs: Tensor
@@ -104,7 +107,7 @@ class Adapted:
 
 @record
 class Server:
-    """The global model, the best one so far and its score (`keep="best"`), the rule's state."""
+    """The global model, the best model and its score (`keep="best"`), and the rule's state."""
 
     model: Tree
     best: Tree
@@ -115,20 +118,20 @@ class Server:
 
 @dataclass(frozen=True)
 class AdaFGL(Training):
-    """Federated knowledge, then adaptive propagation on every client."""
+    """Federated training, then adaptive propagation at every client."""
 
     federated_rounds: Annotated[OneOrMore, "rounds of step 1"] = 50
-    personal_epochs: Annotated[OneOrMore, "epochs of a round of step 2"] = 4
-    alpha: Annotated[Share, "α: how much the given edges count in S"] = 0.5
-    beta: Annotated[Share, "β: how much of a message stays"] = 0.2
-    hops: Annotated[OneOrMore, "products with S"] = 3
-    threshold: Annotated[ShareBelowOne, "where S is cut to 0 and 1; 0 for no cut"] = 0.0
-    keep: Annotated[Literal["last", "best"], "which model of step 1 goes into step 2"] = "last"
+    personal_epochs: Annotated[OneOrMore, "epochs per round of step 2"] = 4
+    alpha: Annotated[Share, "α: weight of the given edges in S"] = 0.5
+    beta: Annotated[Share, "β: share of a message that the next one keeps"] = 0.2
+    hops: Annotated[OneOrMore, "number of products with S"] = 3
+    threshold: Annotated[ShareBelowOne, "value at which S is cut to 0 and 1; 0 for no cut"] = 0.0
+    keep: Annotated[Literal["last", "best"], "model of step 1 that starts step 2"] = "last"
     optimizer_state: OptimizerState = "reset"
-    switch: Annotated[Literal["mix", "hard"], "whether HCS mixes the heads or picks one"] = "mix"
-    double_softmax: Annotated[bool, "fault of public codes: P has a second softmax"] = False
-    logit_mse: Annotated[bool, "fault of public codes: logits for probabilities"] = False
-    inverted_rescale: Annotated[bool, "fault of public codes: least alike push least"] = False
+    switch: Annotated[Literal["mix", "hard"], "whether HCS mixes the heads or selects one"] = "mix"
+    double_softmax: Annotated[bool, "fault of public codes: second softmax on P"] = False
+    logit_mse: Annotated[bool, "fault of public codes: logits instead of probabilities"] = False
+    inverted_rescale: Annotated[bool, "fault of public codes: least similar repel least"] = False
     block: Annotated[OneOrMore, "rows of S that are computed at a time"] = 1024
     aggregate: Aggregate = Mean()
 
@@ -144,14 +147,14 @@ class AdaFGL(Training):
     )
     deployed = "personalised"
     presets: ClassVar[Presets] = {
-        # The authors' code for 300 rounds, but for its choice of epochs.
+        # The authors' code for 300 rounds, except for its selection of epochs.
         "reference": {**STEPS["reference"], "keep": "best", "switch": "hard", **FAULTS, **CHEBNET},
         "openfgl": {**STEPS["openfgl"], **FAULTS, "optimizer_state": "keep"},
     }
 
     @property
     def adaptive(self) -> Adaptive:
-        """The networks of step 2, as wide as the federated one."""
+        """The networks of step 2, with the width of the federated network."""
         net = self.net
         width, rate = getattr(net, "hidden", 64), getattr(net, "dropout", 0.5)
         shared = {f.name: getattr(self, f.name) for f in fields(Adaptive) if hasattr(self, f.name)}
@@ -171,7 +174,7 @@ class AdaFGL(Training):
     def round(self, server: Server, clients: Clients) -> Server:
         if clients.round < self.federated_rounds:
             return self._federated(server, clients)
-        # Where all clients take part there is nothing to look up, and nothing to wait for.
+        # If all clients take part, no lookup is needed and the device does not wait.
         if len(clients) == clients.total:
             known = clients.round > self.federated_rounds
         else:
@@ -212,7 +215,7 @@ class AdaFGL(Training):
     def _outputs(
         self, graph: Graph, around: Surroundings, state: Private, key: Tensor | None
     ) -> Tensor:
-        """Log Y."""
+        """Return log Y."""
         outputs = torch.stack(self.adaptive(state.heads, around, graph, key)).softmax(-1)
         belief = around.belief.softmax(-1) if self.double_softmax else around.belief
         assert state.confidence is not None
@@ -222,7 +225,7 @@ class AdaFGL(Training):
         return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
 
     def derived_from(self, state: Private | None) -> Tree:
-        # Not the moments: they change nothing that is derived.
+        # Without the moments, because no derived value depends on them.
         return None if state is None or state.confidence is None else replace(state, moments=None)
 
     def derive(self, graph: Graph, part: Private) -> Adapted:
@@ -231,7 +234,7 @@ class AdaFGL(Training):
         return Adapted(logits, self._outputs(graph, around, part, None))
 
     def _logits(self, graph: Graph, state: Private) -> Tensor:
-        """Those of the federated model, which does not change in step 2."""
+        """The logits of the federated model, which does not change in step 2."""
         kept = isinstance(graph.derived, Adapted)
         return graph.derived.logits if kept else self.net(state.model, graph)
 
@@ -265,7 +268,7 @@ class AdaFGL(Training):
 
     @client_step(keeps_state=True)
     def validate(self, graph: Graph, model: Tree, state: Private | None, key: Tensor) -> Validated:
-        """Count the validation nodes that a model gets right."""
+        """Count the validation nodes that a model classifies correctly."""
         right = (self.net(model, graph).argmax(-1) == graph.y).to(graph.val.dtype)
         return Validated((right * graph.val).sum(), graph.val.sum())
 
@@ -276,7 +279,7 @@ class AdaFGL(Training):
             trust = homophily(graph, self.net.classes, fold(key, "halves"))
             state = Private(None, message.model, self.adaptive.init(fold(key, "heads")), trust)
         if state is None or state.confidence is None:
-            return state  # it has not received the global model yet: wait
+            return state  # the client has not received the global model yet
         around = self.adaptive.surroundings(self._logits(graph, state), graph)
         start = state.heads, self.optimizer, state.moments, self.personal_epochs
         why = "adafgl propagates over the whole graph"
@@ -286,7 +289,7 @@ class AdaFGL(Training):
     def heads_loss(
         self, around: Surroundings, heads: Tree, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        """Both heads' losses in one number: they share no parameters, so nothing is traded off."""
+        """Sum the losses of both heads. They share no parameters, so the sum is no trade-off."""
         homo, *hetero = self.adaptive(heads, around, graph, key)
         near = homo if self.logit_mse else homo.softmax(-1)
         preserved = masked_mean(((near - around.belief) ** 2).mean(-1), graph.real)

@@ -1,26 +1,26 @@
-"""FedATH: learn which edges help, share only the network that sees those (Fu et al., 2025).
+"""FedATH: learn which edges help, share only the network that uses them (Fu et al., 2025).
 
-    ω_ij = sigmoid(Φ(i, j))                     a private evaluator scores every directed edge
-    H^c = f^c(graph weighted by ω, X)           causal network: classifies, shared
-    H^b = f^b(graph weighted by 1 - ω, X)       biased network: knows nothing, private
-    f^c and Φ minimise  CE(H^c) + λ HSIC(H^c, H^b)      H^b held fixed
-    f^b minimises       ENT(H^b) + λ HSIC(H^c, H^b)     H^c and ω held fixed
-    W^c <- Σ_k N_k W^c_k / N;   a client predicts with W^c and its own Φ
+    ω_ij = sigmoid(Φ(i, j))                     A private evaluator scores every directed edge.
+    H^c = f^c(graph weighted by ω, X)           The causal network classifies; it is shared.
+    H^b = f^b(graph weighted by 1 - ω, X)       The biased network is uninformative and private.
+    f^c and Φ minimise  CE(H^c) + λ HSIC(H^c, H^b),  H^b is held fixed.
+    f^b minimises       ENT(H^b) + λ HSIC(H^c, H^b),  H^c and ω are held fixed.
+    W^c <- Σ_k N_k W^c_k / N.   A client predicts with W^c and its own Φ.
 
-`routing`: "code" is the above, Algorithm 1 with the public code's place for Φ. "joint" is Eq. 12:
-all networks minimise CE + ENT + λ HSIC with nothing held fixed, so that ENT reaches Φ by 1 - ω.
-`weight_by`: "nodes" is Eq. 4 and the code, "uniform" the 1/K of Eq. 2.
+`routing`: "code" is the above, which is Algorithm 1 with Φ where the public code has it. "joint" is
+Eq. 12: all networks minimise CE + ENT + λ HSIC and nothing is held fixed, so ENT reaches Φ through
+1 - ω. `weight_by`: "nodes" is Eq. 4 and the code, "uniform" is the 1/K of Eq. 2.
 
-HSIC with linear kernels is a squared cross-covariance, Tr(K1 C K2 C) = ‖(C H^c)ᵀ H^b‖², so it costs
-O(N d²) and no N x N matrix is ever made.
+HSIC with linear kernels is a squared cross-covariance, Tr(K1 C K2 C) = ‖(C H^c)ᵀ H^b‖². It costs
+O(N d²) and needs no N x N matrix.
 
 Wire, per client and round:  down  causal network      up  causal network, num_nodes
-Private state: evaluator, biased network, Adam's moments of all three; edge weights never leave.
+Private state: evaluator, biased network, Adam's moments of all three. Edge weights never leave.
 Floats per client and round: 2P + 1 for P parameters of the causal network (more with `share`).
-Departures from the reference code: scoring has no dropout (the code leaves it on); log-softmax
-instead of log(softmax); batch normalisation always uses the statistics of the client's own edges,
-as the code in effect does. The paper's Eq. 11 prints (N-1)² for (N-1)⁻² and Eq. 9 leaves out a
-factor p; `hsic` and `entropy` name the readings.
+Departures from the reference code: scoring has no dropout (the code keeps it on). Log-softmax
+replaces log(softmax). Batch normalisation always uses the statistics of the client's own edges, as
+the code does in effect. The paper's Eq. 11 prints (N-1)² for (N-1)⁻², and Eq. 9 omits a factor p;
+`hsic` and `entropy` name the variants.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ SHARED = {
 
 @record
 class Private:
-    """What stays: the networks that are not shared, and Adam's moments of all of them."""
+    """The private state: the networks that are not shared, and Adam's moments of all networks."""
 
     networks: Tree
     moments: Tree
@@ -68,16 +68,16 @@ class FedATH(Averaging):
     lam: Annotated[NonNegative, "λ: weight of the HSIC term"] = 0.1
     evaluator: Annotated[Literal["mlp", "gnn"], "network that scores the edges"] = "mlp"
     hsic: Annotated[Literal["trace/N", "trace/(N-1)^2"], "scale of HSIC"] = "trace/(N-1)^2"
-    entropy: Annotated[Literal["sum", "mean", "uniform"], "reading of Eq. 9"] = "mean"
+    entropy: Annotated[Literal["sum", "mean", "uniform"], "variant of Eq. 9"] = "mean"
     routing: Annotated[Literal["code", "joint"], "which loss trains which network"] = "code"
-    use_entropy: Annotated[bool, "whether the entropy term counts"] = True
-    use_hsic: Annotated[bool, "whether the HSIC term counts"] = True
+    use_entropy: Annotated[bool, "whether the loss has the entropy term"] = True
+    use_hsic: Annotated[bool, "whether the loss has the HSIC term"] = True
     share: Annotated[Literal["cg", "cg+ee", "cg+bg", "all"], "networks that are averaged"] = "cg"
     weight_by: WeightBy = "nodes"
     aggregate: Aggregate = Mean()
 
     space = USUAL | {"lam": Real(1e-4, 10, log=True)}
-    # The paper's grid of λ; 7 and 10 only make sense in the units of its public code, trace/N.
+    # The paper's grid of λ. The values 7 and 10 fit only the units of its public code, trace/N.
     grids = paper_grid(hsic=("trace/N",), lam=(0.001, 0.1, 7.0, 10.0))
     paper = (
         "Fu et al., Less is More: Federated Graph Learning with Alleviating Topology Heterogeneity "
@@ -87,9 +87,9 @@ class FedATH(Averaging):
     made_for = (GCN, "fedath weighs the edges of a gcn")
     presets = preset_table(
         *("evaluator", "hsic", "entropy", "lam", "hidden", "lr"),
-        # Eqs. 5 to 12 where they make sense; λ is one of the paper's grid (it prints no choice).
+        # Eqs. 5 to 12 where they make sense. λ is from the paper's grid (it reports no choice).
         paper=("mlp", "trace/(N-1)^2", "mean", 0.1, 64, 1e-3),
-        # The public code's defaults, made for Cora: λ = 7 ruins Photo (docs/results/fedath.md).
+        # The public code's defaults, made for Cora. λ = 7 ruins Photo (docs/results/fedath.md).
         reference=("gnn", "trace/N", "sum", 7.0, 512, 1e-3),
     )
 
@@ -107,7 +107,7 @@ class FedATH(Averaging):
 
     @property
     def reach(self) -> int | None:
-        # Batch normalisation of the evaluator "gnn" reads every edge.
+        # Batch normalisation in the evaluator "gnn" reads every edge.
         return None if self.evaluator == "gnn" else self.net.reach
 
     def start(self, key: Tensor) -> Tree:
@@ -121,7 +121,7 @@ class FedATH(Averaging):
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
         networks = message if state is None else {**state.networks, **message}
-        # A client that never trained has no evaluator yet: it uses every edge.
+        # A client that never trained has no evaluator, so it uses every edge.
         weight = self.edge_weights(networks, graph, key)
         propagate = weighted_gcn(graph.sparse_view("loops"), weight)
         return self.net.on(propagate, networks["causal"], graph, key)
@@ -130,7 +130,7 @@ class FedATH(Averaging):
     def train(
         self, graph: Graph, shared: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train evaluator, causal and biased network together."""
+        """Train evaluator, causal network and biased network together."""
         sent = SHARED[self.share]  # not the names in the message, which a server could choose
         kept = [name for name in SHARED["all"] if name not in sent]
         own = state or Private({name: self._fresh(name, key) for name in kept}, None)
@@ -139,8 +139,8 @@ class FedATH(Averaging):
         return reply, Private({name: networks[name] for name in kept}, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """Both losses in one number: unless `routing=joint`, what one must not see is detached."""
-        # One Adam over all networks takes the same steps as one Adam for each.
+        """Sum both losses. Unless `routing=joint`, detach the part that each holds fixed."""
+        # One Adam over all networks takes the same steps as one Adam per network.
         loops = graph.sparse_view("loops")
         weight = self.edge_weights(params, graph, key)
         causal = self.net.on(weighted_gcn(loops, weight), params["causal"], graph, key)
@@ -152,26 +152,26 @@ class FedATH(Averaging):
         if self.use_entropy:
             total = total + negative_entropy(biased, graph.real, self.entropy)
         if self.use_hsic:
-            # Once with H^b held fixed and once with H^c: equal numbers, and both slopes at once.
+            # Once with H^b held fixed and once with H^c: one value gives the gradients of both.
             both = hsic(causal, biased, graph.real, self.hsic)
             total = total + self.lam * (both if joint else both + both.detach())
         return total
 
     def edge_weights(self, networks: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """ω for every entry of the view `loops`, (E,); one where there is no evaluator."""
+        """ω for every entry of the view `loops`, (E,), or ones without an evaluator."""
         if "evaluator" not in networks:
             return torch.ones_like(graph.sparse_view("loops").values)
         noise = None if key is None else fold(key, "evaluator")
         return torch.sigmoid(self.scorer(networks["evaluator"], graph, noise))
 
     def explain_edges(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
-        """ω of every entry of `loops`, which `atoll explain` shows on the client's side."""
+        """ω for every entry of `loops`. `atoll explain` shows it at the client."""
         networks = message if state is None else {**state.networks, **message}
         return self.edge_weights(networks, graph)
 
 
 def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
-    """Dependence of two representations (N, d) over the real nodes, with linear kernels."""
+    """Dependence (HSIC) of two representations (N, d) over the real nodes, linear kernels."""
     mask, count = real.unsqueeze(-1), real.sum()
     centred = (a - (a * mask).sum(0) / count) * mask
     trace = ((centred.T @ (b * mask)) ** 2).sum()
@@ -179,7 +179,7 @@ def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
 
 
 def negative_entropy(logits: Tensor, real: Tensor, reading: str) -> Tensor:
-    """Σ p log p over the real nodes, summed or averaged; "uniform" is Eq. 9 to the letter."""
+    """Sum or mean of Σ p log p over the real nodes. "uniform" is Eq. 9 as printed."""
     log_p = logits.log_softmax(dim=-1)
     each = -log_p.sum(-1) if reading == "uniform" else (log_p.exp() * log_p).sum(-1)
     total = (each * real).sum()

@@ -1,28 +1,28 @@
-"""FedAux: clients with alike auxiliary projection vectors share more (Zhuo et al., 2025).
+"""FedAux: clients with similar auxiliary projection vectors share more (Zhuo et al., 2025).
 
-    h = f_θ(G),   s_i = <h_i, a> / max_j ‖h_j‖           the client's vector a places its nodes
-    z_i = Σ_j K_ij h_j / Σ_j K_ij,   K_ij = exp(-(s_i - s_j)² / σ²)
-    logits = W [h_i ‖ z_i] + b;   min CE  over θ, a, W, b and the client's masks, Q epochs
-    (θ, a)_k <- Σ_l softmax_l(α cos(a_k, a_l)) (θ, a)_l       over the participants
+    h = f_θ(G),   s_i = <h_i, a> / max_j ‖h_j‖.          The client's vector a scores its nodes.
+    z_i = Σ_j K_ij h_j / Σ_j K_ij,   K_ij = exp(-(s_i - s_j)² / σ²).
+    logits = W [h_i ‖ z_i] + b.   Q epochs of min CE over θ, a, W, b and the client's masks.
+    (θ, a)_k <- Σ_l softmax_l(α cos(a_k, a_l)) (θ, a)_l       over the participants.
 
-`score=cosine` is cos(h_i, a), as in the public code: the lengths of h and a do not count. A client
-computes with W ∘ μ, every weight matrix times its own mask μ, from 1, as in FED-PUB; `masks=false`
-leaves them out. h is the last layer's input after activation and dropout, so that two convolutions
-and a linear layer, the authors' network, are `layers=3` and `head=linear`.
+`score=cosine` is cos(h_i, a), as in the public code: the lengths of h and a do not matter. As in
+FED-PUB, a client multiplies every weight matrix by its own mask, W ∘ μ. Masks start at 1, and
+`masks=false` removes them. h is the last layer's input after activation and dropout. The authors'
+network, two convolutions and a linear layer, is therefore `layers=3` and `head=linear`.
 
 Wire, per client and round:  down  own model and a      up  model and a
 Private state: masks, and the optimizer's moments of model, a and masks.
-Floats per client and round: 2P + 2h for P parameters, W's rows for z among them, and width h.
-Compute: O(N² h), 1024 rows of K at a time. With cosines, |s| <= 1, and σ >= 1 it is O(26 N h):
-K is the sum over m of products of e^(-s²/σ²) (√2 s/σ)^m / √m!, of which 26 are exact to 2e-16.
+Floats per client and round: 2P + 2h for P parameters, including W's rows for z, and width h.
+Compute: O(N² h), 1024 rows of K at a time. With cosines, |s| <= 1, and σ >= 1 it is O(26 N h): K is
+the sum over m of products of e^(-s²/σ²) (√2 s/σ)^m / √m!, and 26 terms are exact to 2e-16.
 Departures from the reference code: a client that has not trained yet gets the plain mean of the
-participants' models. Masks are not uploaded, because no party reads them, and small masks are not
-cut to zero in predictions. A row h or a vector a of zeros has the score zero. The network's last
-layer on h and the layer on z are drawn each by themselves. The paper's classifier is an MLP of
-unnamed size; the code's is linear, and so is this one. `preset=paper` has the authors' network;
-`preset=reference` also has the public code's score, σ, width and first vector. At its σ = 10 the
-kernel is within 4 percent of a constant, so that z is nearly the mean of h for all nodes, and a
-gets nearly no gradient.
+participants' models. Masks are not uploaded, because no party reads them. Small masks are not cut
+to zero in predictions. The score of a zero row h or a zero vector a is zero. The network's last
+layer on h and the layer on z are initialised separately. The paper's classifier is an MLP of
+unknown size; the code's classifier is linear, as is this one. `preset=paper` has the authors'
+network. `preset=reference` also has the public code's score, σ, width and initial vector. At its σ
+= 10 the kernel is within 4 percent of a constant. Thus z is nearly the mean of h for all nodes, and
+a gets nearly no gradient.
 """
 
 import math
@@ -49,13 +49,13 @@ from atoll.nn.nets import Layered
 from atoll.nn.ops import matmul
 
 BLOCK = 1024  # rows of the kernel at a time
-TERMS = 26  # of the series of the kernel
+TERMS = 26  # terms of the kernel's series
 PAPER: Settings = {"layers": 3, "head": "linear"}
 
 
 @record
 class Update:
-    """What leaves a client: its weights without the masks, and its vector, `apv`, (h,)."""
+    """The reply of a client: its weights without the masks, and its vector, `apv`, (h,)."""
 
     model: Tree
 
@@ -67,8 +67,8 @@ class FedAux(Mixing):
     epochs: Epochs = 1
     alpha: Annotated[Sharpness, "α: how sharply similarity decides a client's mixture"] = 10.0
     sigma: Annotated[Positive, "σ: width of the kernel along the scores"] = 1.0
-    score: Annotated[Literal["maxnorm", "cosine"], "how a vector places nodes"] = "maxnorm"
-    apv: Annotated[Literal["normal", "uniform"], "first values of the vector"] = "normal"
+    score: Annotated[Literal["maxnorm", "cosine"], "how a vector scores nodes"] = "maxnorm"
+    apv: Annotated[Literal["normal", "uniform"], "initial values of the vector"] = "normal"
     masks: Annotated[bool, "whether clients have their own masks on the weights"] = True
 
     space = USUAL | {"alpha": Real(1, 20, log=True), "sigma": Real(0.1, 10, log=True)}
@@ -79,7 +79,7 @@ class FedAux(Mixing):
     )
     not_private = "its server compares the clients' vectors one by one"
     nets = ("gcn", "sage", "gat", "mlp", "chebnet")
-    made_for = (Layered, "fedaux smooths what the last of several layers reads")
+    made_for = (Layered, "fedaux smooths the input of the last of several layers")
     compares_embeddings = True
     presets: ClassVar[Presets] = {
         "paper": PAPER,
@@ -91,7 +91,7 @@ class FedAux(Mixing):
         return None  # z reads all nodes
 
     def first_model(self, key: Tensor) -> Tree:
-        """The network, the vector, and the last layer's weights for z."""
+        """Initialise the network, the vector, and the last layer's weights for z."""
         net: Any = self.net
         draw = normal if self.apv == "normal" else uniform
         apv = draw(fold(key, "apv"), (net.hidden,), torch.get_default_dtype())
@@ -128,7 +128,7 @@ class FedAux(Mixing):
         return graph.task.loss(self.logits(params["model"], params["masks"], graph, key), graph)
 
     def logits(self, model: Tree, masks: list[Tensor], graph: Graph, key: Tensor | None) -> Tensor:
-        """W [h ‖ z] + b of the masked model, (N, C)."""
+        """Return the masked model's logits W [h ‖ z] + b, (N, C)."""
         net: Any = self.net
         model = masked(model, masks) if masks else model
         h = net.read(model["net"], graph, key)
@@ -140,7 +140,7 @@ class FedAux(Mixing):
 
 
 def scores(h: Tensor, apv: Tensor, real: Tensor, kind: str) -> Tensor:
-    """Every node's place on the client's line, (N,)."""
+    """The score of every node, (N,)."""
     if kind == "cosine":
         return unit(h) @ unit(apv)
     longest = (h.square().sum(-1) * real).amax().clamp(min=1e-24).sqrt()
@@ -148,9 +148,9 @@ def scores(h: Tensor, apv: Tensor, real: Tensor, kind: str) -> Tensor:
 
 
 def smoothed(h: Tensor, score: Tensor, real: Tensor, sigma: float, series: bool) -> Tensor:
-    """z: every node's mean of h, (N, h), by the kernel; the series is exact for |score| <= σ."""
+    """z: the kernel-weighted mean of h at every node, (N, h). The series needs |score| <= σ."""
     place = score / sigma
-    # One more column of ones gives the divisor.
+    # An additional column of ones gives the divisor.
     near = torch.cat([h, torch.ones_like(h[:, :1])], dim=1) * real.unsqueeze(-1)
     if series:
         power = torch.arange(TERMS, dtype=h.dtype, device=h.device)
@@ -159,10 +159,10 @@ def smoothed(h: Tensor, score: Tensor, real: Tensor, sigma: float, series: bool)
         total = terms @ (terms.T @ near)
     else:
         total = by_rows(_kernel, (place,), (place, near), BLOCK)
-    # A node's own term is 1; only padding may have less.
+    # A node's own term is 1, so only padding can have a smaller sum.
     return total[:, :-1] / total[:, -1:].clamp(min=0.5)
 
 
 def _kernel(start: int, rows: Tensor, place: Tensor, near: Tensor) -> Tensor:
-    """Some rows of the kernel, times `near`."""
+    """A block of rows of the kernel, times `near`."""
     return torch.exp(-(rows.unsqueeze(-1) - place).square()) @ near

@@ -1,10 +1,10 @@
-"""FedAvg: train locally, average by size (McMahan et al., 2017).
+"""FedAvg: train locally, then average the models, weighted by size (McMahan et al., 2017).
 
     θ <- Σ_i n_i θ_i / Σ_i n_i   over the participants, n_i = nodes (or graphs) of client i
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the optimizer's moments (kept over rounds, as the literature does; `reset` drops
-them), and the layers that the network calls private.
+Private state: the optimizer's moments and the network's private layers. Moments persist across
+rounds, as is usual; `optimizer_state=reset` clears them in every round.
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: none.
 """
@@ -19,7 +19,7 @@ from atoll.core.training import Averaging
 
 @dataclass(frozen=True)
 class FedAvg(Averaging):
-    """Federated averaging: `Averaging` has its server and its step."""
+    """Federated averaging. `core.training.Averaging` has the server's round and the step."""
 
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"

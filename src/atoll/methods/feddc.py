@@ -1,26 +1,27 @@
-"""FedDC: every client's drift is written down and handed in with its model (Gao et al., 2022).
+"""FedDC: the server tracks every client's drift and corrects the mean by it (Gao et al., 2022).
 
-    min_θ  f_i(θ) + α/2 ‖θ + h_i - w‖² + <θ, s - s_i>    K_i steps from w
-    d_i = θ_i - w;   h_i <- h_i + d_i              the drift, from zero
-    s_i <- -d_i / (K_i η);   s = mean of all s_i   the update as a slope, from zero
-    w <- mean_{i ∈ S} (θ_i + h_i)                  over the participants
+    min_θ  f_i(θ) + α/2 ‖θ + h_i - w‖² + <θ, s - s_i>,   K_i steps from w.
+    d_i = θ_i - w;   h_i <- h_i + d_i.             The drift h_i starts at zero.
+    s_i <- -d_i / (K_i η);   s = mean of all s_i.  The update as a gradient, from zero.
+    w <- mean_{i ∈ S} (θ_i + h_i)                  over the participants.
 
-The paper's g_i = d_i and <θ, g_i - g> / (η K) are the same where all clients take K steps. The
-added gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server follows h_i and s_i
-from what it gets anyway, and sends v_i: a client uploads its model alone.
+The paper's g_i = d_i and <θ, g_i - g> / (η K) are the same if all clients take K steps. The added
+gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server computes h_i and s_i from
+the uploaded models and sends v_i, so a client uploads only its model.
 
 Wire, per client and round:  down  model, v_i      up  model, K, weight
-Private state: the optimizer's moments, and the layers that the network calls private, which have no
-drift. h_i and s_i of absent clients wait at the server.
+Private state: the optimizer's moments and the network's private layers, which have no drift. The
+server stores h_i and s_i of absent clients.
 Floats per client and round: 3P + 2 for P parameters.
-Departures from the reference code: `variant=authors` is the public code where it leaves the paper:
-s_i <- s_i - s - d_i / (K η) as in SCAFFOLD, and w is the mean of the participants' θ_i plus the
-mean of *all* h_i. It still does not scale α and s by the clients' sizes, clip gradients or decay
-the rate. h_i adds up all updates, so that w is an extrapolation, and Adam, whose steps do not
-shrink, drives it away; hence plain SGD, as in both, with rates and α chosen on validation nodes of
-Cora and validation graphs of PROTEINS. Faults of OpenFGL, alone or together (`compat=openfgl`):
-`no-server-term`, s has no gradient there; `lagging-drift`, h_i grows by the update before the last.
-`preset=openfgl` adds its Adam, α and weights. Its first round without the pull is not reproduced.
+Departures from the reference code: `variant=authors` is the public code where it differs from the
+paper: s_i <- s_i - s - d_i / (K η) as in SCAFFOLD, and w is the mean of the participants' θ_i plus
+the mean of *all* h_i. Unlike the code, it does not scale α and s by the clients' sizes, clip
+gradients or decay the rate. h_i sums all updates, so w is an extrapolation. Adam, whose steps do
+not shrink, makes it diverge. The default is therefore plain SGD, as in paper and code. Rates and α
+were chosen on validation nodes of Cora and validation graphs of PROTEINS. `compat` repeats faults
+of OpenFGL, one of them or both (`openfgl`). `no-server-term`: s has no gradient there.
+`lagging-drift`: h_i grows by the update before the last. `preset=openfgl` adds its Adam, α and
+weights. Its first round without the proximal term is not reproduced.
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ from atoll.core.tree import Tree, record, take, tree_map
 
 @record
 class Server:
-    """w; every client's h_i and s_i, stacked (N, ...); the state of the aggregation rule."""
+    """The server's tree: w, all clients' h_i and s_i, stacked (N, ...), and the rule's state."""
 
     model: Tree
     drift: Tree
@@ -56,7 +57,7 @@ class Server:
 
 @record
 class Download:
-    """What a client receives: w, and what is added to its gradient beside the pull, v_i."""
+    """The message to a client: w, and v_i, which is added to its gradient."""
 
     model: Tree
     shift: Tree
@@ -64,7 +65,7 @@ class Download:
 
 @record
 class Update:
-    """The only thing that leaves a client."""
+    """The reply of a client."""
 
     model: Tree
     steps: Tensor
@@ -73,10 +74,10 @@ class Update:
 
 @dataclass(frozen=True)
 class FedDC(Training):
-    """Local drift, decoupled and corrected."""
+    """Local drift decoupling and correction."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    alpha: Annotated[NonNegative, "α: weight of the pull and of the drift"] = 0.01
+    alpha: Annotated[NonNegative, "α: weight of the proximal term and of the drift"] = 0.01
     variant: Annotated[Literal["paper", "authors"], "which of the two published servers"] = "paper"
     weight_by: WeightBy = "uniform"
     optimizer_state: OptimizerState = "keep"
@@ -86,7 +87,7 @@ class FedDC(Training):
     aggregate: Aggregate = Mean()
 
     space = USUAL_SGD | {"alpha": Real(1e-3, 1, log=True)}
-    # Of the authors' scripts: one value for each kind of data.
+    # From the authors' scripts: one value for each kind of data.
     grids = paper_grid(alpha=(0.005, 0.01, 0.1))
     tasks = tuple(TASKS)
     paper = (
@@ -94,7 +95,7 @@ class FedDC(Training):
         "Correction, CVPR 2022"
     )
     not_private = (
-        "its clients also send how many steps they took, and the server follows the "
+        "its clients also send how many steps they took, and the server tracks the "
         "drift of each of them"
     )
     for_graphs: ClassVar[Settings] = {"lr": 0.01}
@@ -105,7 +106,7 @@ class FedDC(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant == "authors" and self.compat != "none":
-            raise ConfigError("compat shows faults of OpenFGL, which follows variant=paper")
+            raise ConfigError("compat repeats faults of OpenFGL, which follows variant=paper")
 
     def init(self, clients: Clients) -> Server:
         model = init_shared(self.net, clients.key)
@@ -151,7 +152,7 @@ class FedDC(Training):
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Minimise the cross entropy with the pull and the shift."""
+        """Minimise the task's loss with the proximal term and the shift v_i."""
         sent = received.model, received.shift
 
         def correct(grads: Tree, params: Tree) -> Tree:

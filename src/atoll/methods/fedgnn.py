@@ -1,30 +1,31 @@
-"""FedGNN: FedAvg on graphs that are widened by twins at other clients (Wu et al., 2021).
+"""FedGNN: FedAvg on graphs that are extended by twin nodes of other clients (Wu et al., 2021).
 
-    k_v = hash of the set of v's neighbours              once; v and u are twins if k_v = k_u
-    e_u = relu(first layer at u),   from the received model, without dropout
-    second layer at v:   one more neighbour for each of the c_v twins u at other participants, i.e.
-        Σ_j (A + I)_vj z_j / sqrt(D_v D_j) + Σ_u e_u W / D_v + b,     D_v = d_v + 1 + c_v
-    with z_j = h_j W; a twin counts as v itself would, by 1 / D_v. e_u stays fixed in a round
-    θ <- Σ_i n_i θ_i / Σ_i n_i
+    k_v = hash of the set of v's neighbours, computed once; v and u are twins if k_v = k_u.
+    e_u = relu(first layer at u), from the received model, without dropout.
+    The second layer at v has one more neighbour for each of the c_v twins u of other participants:
+        Σ_j (A + I)_vj z_j / sqrt(D_v D_j) + Σ_u e_u W / D_v + b,     D_v = d_v + 1 + c_v,
+    with z_j = h_j W. A twin has the weight of v itself, 1 / D_v. e_u is fixed within a round.
+    θ <- Σ_i n_i θ_i / Σ_i n_i.
 
-The published method recommends items to users. Tables of subgraph learning mean by its name that
-nodes with the same neighbours exchange embeddings, and no code of that is public; what is written
-above, and that neighbours are those inside a client, is our reading. Clients that share no node
-have no twins: then this is FedAvg, bit for bit. `server.pairs` counts pairs of twins. Nodes are
-told apart by `Graph.ids`, which must be numbers of the whole graph, as in Atoll's partitions.
+The published method recommends items to users. In tables of subgraph learning, its name means that
+nodes with the same neighbours exchange embeddings. No code of that is public. The formulas above,
+with neighbours inside a client only, are our interpretation. Clients that share no node have no
+twins; then the method equals FedAvg, bit for bit. `server.pairs` counts pairs of twins. `Graph.ids`
+identify nodes. They must be the numbers of the whole graph, as in Atoll's partitions.
 
 Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n;
-once, up keys of all nodes (padded to the most that a client has), down which nodes have twins.
-Private state: nodes with twins, what came for them last (a client predicts with it, too), and the
-optimizer's moments.
-Floats per client and round: 2P + 1; where there are twins 3P + 1 + s (2h + 1) for the most nodes s
-with twins at one client, because the model is needed before and after the exchange.
-What it tells: keys tell the server whose neighbourhoods are equal. They are salted (`salt`, which
-real clients must keep from the server), but whoever knows the salt can guess small sets.
-Departures from the reference code: it pads a user's items with false ones and has no second layer.
-`clip` and `epsilon` are its local privacy: an update is cut to the length `clip`, and Laplace noise
-of scale 2 clip / epsilon is added to each number. As there, epsilon is nominal: Laplace noise asks
-for a bound on the sum of absolute changes, and a length is not one.
+once, up keys of all nodes (padded to the largest client), down which nodes have twins.
+Private state: the nodes with twins, the latest sums for them (a client also predicts with these),
+and the optimizer's moments.
+Floats per client and round: 2P + 1 without twins. With twins 3P + 1 + s (2h + 1), where s is the
+largest number of nodes with twins at one client. The model is sent before and after the exchange.
+What it tells: the keys show the server which clients have equal neighbourhoods. Keys are salted
+(`salt`, which real clients must hide from the server). A party that knows the salt can guess small
+sets.
+Departures from the reference code: that code pads a user's items with false items and has no second
+layer. `clip` and `epsilon` are its local privacy: it clips an update to the norm `clip` and adds
+Laplace noise of scale 2 clip / epsilon to each number. As there, epsilon is nominal, because
+Laplace noise needs a bound on the L1 norm and `clip` bounds the L2 norm.
 """
 
 from collections.abc import Mapping
@@ -52,21 +53,21 @@ from atoll.nn.ops import matmul
 
 @record
 class Count:
-    """How many nodes a client has."""
+    """The number of nodes of a client."""
 
     nodes: Tensor
 
 
 @record
 class Keys:
-    """A key for every node, zero for none, (S,)."""
+    """A key for every node, (S,). Zero means no neighbours or padding."""
 
     keys: Tensor
 
 
 @record
 class Twins:
-    """For each noted node the sum of its twins' embeddings, (s, h), and their number, (s,)."""
+    """For each node with twins: the sum of their embeddings, (s, h), and their number, (s,)."""
 
     total: Tensor
     count: Tensor
@@ -74,14 +75,14 @@ class Twins:
 
 @record
 class Embeddings:
-    """First-layer embeddings of the noted nodes, (s, h); zero where there is none."""
+    """First-layer embeddings of the nodes with twins, (s, h). Padding is zero."""
 
     rows: Tensor
 
 
 @record
 class Download:
-    """The global model and, if any node has twins, theirs."""
+    """The global model and, if any node has twins, their sums and counts."""
 
     model: Tree
     twins: Twins | None
@@ -89,7 +90,7 @@ class Download:
 
 @record
 class Private:
-    """What stays: nodes that have twins, (s,), -1 for none; what came for them; the moments."""
+    """The private state: nodes with twins, (s,), padded with -1, their sums, and the moments."""
 
     nodes: Tensor | None
     twins: Twins | None
@@ -98,11 +99,11 @@ class Private:
 
 @record
 class Server:
-    """The global model, the twins, and the state of the aggregation rule."""
+    """The server's tree: the global model, the twins, and the state of the aggregation rule."""
 
     model: Tree
-    group: Tensor  # which twins the noted nodes are, (N, s), -1 for none
-    pairs: Tensor  # how many pairs of twins there are
+    group: Tensor  # the twins' group of each node with twins, (N, s), padded with -1
+    pairs: Tensor  # the number of pairs of twins
     rule: Tree = None
 
 
@@ -113,8 +114,8 @@ class FedGNN(Training):
     net: GCN
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
-    clip: Annotated[NonNegative, "longest update that is sent; 0 for any"] = 0.0
-    epsilon: Annotated[NonNegative, "nominal ε of the Laplace noise; 0 for none"] = 0.0
+    clip: Annotated[NonNegative, "largest norm of an update; 0 for no clipping"] = 0.0
+    epsilon: Annotated[NonNegative, "nominal ε of the Laplace noise; 0 for no noise"] = 0.0
     salt: Annotated[int, "salt of the keys, which the server must not know"] = 0
     aggregate: Aggregate = Mean()
 
@@ -129,9 +130,9 @@ class FedGNN(Training):
         super().__post_init__()
         net = self.net
         if not isinstance(net, GCN) or net.layers - (net.head == "linear") < 2:
-            raise ConfigError("fedgnn widens the second convolution of a gcn; give it at least two")
+            raise ConfigError("fedgnn uses the second convolution of a gcn; give it at least two")
         if self.epsilon and not self.clip:
-            raise ConfigError("epsilon needs a bound on what is hidden; give clip as well")
+            raise ConfigError("epsilon needs a bound on the update; give clip as well")
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -145,7 +146,7 @@ class FedGNN(Training):
 
     def init(self, clients: Clients) -> Server:
         most = int(clients.map(self.count, ToAll(Empty())).nodes.max())
-        # A tensor without numbers: its shape says how long a reply has to be.
+        # A tensor without numbers: only its shape, the length of the reply, is sent.
         blank = torch.zeros(most, 0, device=clients.key.device)
         keys = clients.map(self.announce, ToAll(blank)).keys
         nodes, group, pairs = match(keys)
@@ -168,27 +169,27 @@ class FedGNN(Training):
 
     @client_step(keeps_state=True)
     def count(self, graph: Graph, nothing: Empty, state: Tree, key: Tensor) -> Count:
-        """How many nodes there are."""
+        """Return the number of nodes."""
         return Count(graph.real.sum())
 
     @client_step(
         keeps_state=True, discloses={"keys": "the server finds equal neighbourhoods by their keys"}
     )
     def announce(self, graph: Graph, blank: Tensor, state: Tree, key: Tensor) -> Keys:
-        """The keys of all nodes, and zeros up to the length that is asked for."""
+        """Return the keys of all nodes, padded with zeros to the requested length."""
         keys = graph.tensor_view("neighbourhood")[: len(blank), 0]
         return Keys(torch.cat([keys, keys.new_zeros(len(blank) - len(keys))]))
 
     @client_step
     def note(self, graph: Graph, nodes: Tensor, state: Tree, key: Tensor) -> tuple[Empty, Private]:
-        """Remember which nodes have twins."""
+        """Store which nodes have twins."""
         return Empty(), Private(nodes, None, None)
 
     @client_step(
         keeps_state=True, discloses={"rows": "twins at other clients read them as a neighbour's"}
     )
     def embed(self, graph: Graph, model: Tree, state: Private, key: Tensor) -> Embeddings:
-        """The first layer at the nodes that have twins."""
+        """Return the first layer's output at the nodes with twins."""
         place, used = _places(state, graph)
         return Embeddings(torch.relu(self.net.embed(model[:2], graph))[place] * used.unsqueeze(-1))
 
@@ -196,7 +197,7 @@ class FedGNN(Training):
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Minimise the cross entropy on the widened graph."""
+        """Train the received model on the extended graph."""
         own = replace(state or Private(None, None, None), twins=received.twins)
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
@@ -213,14 +214,14 @@ class FedGNN(Training):
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
-        """Logits with twins as further neighbours in the second layer, (N, C)."""
+        """Logits, (N, C), with twins as additional neighbours in the second layer."""
         if state is None or state.twins is None:
             return self.net(message, graph, key)
         adjacency, degree = graph.views["gcn"], graph.tensor_view("gcn_degree")
         place, used = _places(state, graph)
         more = torch.zeros_like(degree).index_add(0, place, state.twins.count * used)
         degree = degree.clamp(min=0)
-        # Degrees grow on both sides of the adjacency, which then is S Â S.
+        # Degrees grow on both sides of the adjacency, which is then S Â S.
         shrink = torch.where(more > 0, (degree / (degree + more).clamp(min=1)).sqrt(), 1.0)
         shrink = shrink.unsqueeze(-1)
         share = state.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
@@ -237,7 +238,7 @@ class FedGNN(Training):
         return h
 
     def hidden(self, model: Tree, start: Tree, key: Tensor) -> Tree:
-        """The model with its update cut and noised, if that is asked for."""
+        """Clip and noise the model's update, if `clip` and `epsilon` are set."""
         if not self.clip:
             return model
         update = clipped(tree_map(torch.sub, model, start), self.clip)
@@ -253,29 +254,30 @@ class FedGNN(Training):
 
 
 def _places(own: Private, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Rows of the noted nodes, (s,), and one where there is one, zero elsewhere, (s,)."""
+    """Rows of the nodes with twins, (s,), and a mask that is zero for padding, (s,)."""
     assert own.nodes is not None
     used = (own.nodes >= 0).to(graph.real.dtype)
-    # Nothing is cut on a real client; the wire tries steps on a small graph of its own.
+    # A real client needs no clamp. The wire tries steps on a small dummy graph, which does.
     return own.nodes.clamp(0, graph.num_nodes - 1), used
 
 
 def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
-    """A number for each node's set of neighbours by their ids, zero for none, (N, 1) int64."""
+    """Hash the ids of each node's neighbours, (N, 1) int64. Zero without neighbours."""
     source, target = graph.edges
     size, root = graph.num_nodes, fold(make_key(salt, source.device), "neighbourhood")
     pair = (target * size + source)[(source != target) & (graph.edge_weight != 0)].unique()
     target, source = pair // size, pair % size
-    # A sum of hashes knows no order; hashed once more, it cannot be taken apart.
+    # A sum of hashes ignores the order. The second hash prevents its decomposition.
     total = torch.zeros_like(graph.y).index_add(0, target, fold(root, graph.ids[source]))
     some = torch.zeros_like(graph.y).index_add(0, target, torch.ones_like(target))
     return torch.where(some > 0, fold(root, "set", total), 0).unsqueeze(-1)
 
 
 def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From all clients' keys (N, S), the nodes with a twin elsewhere, (N, s), and what they share.
+    """Find twins in all clients' keys (N, S). Return nodes (N, s), groups (N, s) and pairs.
 
-    That is the twins' common number, (N, s); -1 fills both up. Last, the number of pairs of twins.
+    Nodes have a twin at another client. Twins share a group number. -1 pads both. `pairs` is the
+    number of pairs of twins.
     """
     values, number = torch.unique(keys, return_inverse=True)
     client = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
@@ -284,7 +286,7 @@ def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shared = (torch.bincount(value, minlength=len(values)) > 1) & (values != 0)
     total = torch.bincount(number.flatten(), minlength=len(values))
     squares = torch.zeros_like(total).index_add(0, value, inside * inside)
-    # In the order of the twins' numbers: how a client numbers its nodes does not show.
+    # Sorted by group number, so that the order does not disclose a client's numbering.
     group = torch.where(shared, shared.cumsum(0) - 1, len(values))[number]
     group, nodes = group.sort(dim=1, stable=True)
     most = int(shared[number].sum(1).max())
@@ -294,13 +296,13 @@ def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def of_others(rows: Tensor, group: Tensor, groups: int) -> Twins:
-    """Sums over the twins at other clients, from embeddings (K, s, h) and who is whose, (K, s).
+    """Sum the twins at other clients, given embeddings (K, s, h) and groups (K, s).
 
-    There are at most so many groups. A client's nodes of one group stand side by side.
+    `groups` bounds the number of groups. A client's nodes of one group must be adjacent.
     """
     used = (group >= 0).to(rows.dtype).unsqueeze(-1)
     counted = torch.cat([rows, torch.ones_like(used)], dim=-1) * used
-    # No number is read, so that the round can be recorded.
+    # No number is read on the host, so that the round can be recorded.
     new = (group != group.roll(1, 1)).long()
     new[:, 0] = 1
     inside = new.flatten().cumsum(0).reshape(group.shape) - 1  # numbers each client's groups

@@ -1,27 +1,26 @@
-"""FedGTA: average with those whose smoothed predictions look alike (Li et al., 2024).
+"""FedGTA: average with clients whose smoothed predictions are similar (Li et al., 2024).
 
-    Ŷ = softmax(f(θ_i))   on all nodes, no dropout;   Y⁰ = one-hot on training nodes, Ŷ elsewhere
-    `steps` times         Y <- α Â Y + (1 - α) Y⁰;   Y += Y⁰ on training nodes
-    p = softmax(Y),   q = softmax(Y / temperature),   one-hot on training nodes
-    H_i = Σ_v d_v Σ_c (1/e + q_vc log q_vc)           how sure i is, d_v = neighbours of v
-    M_i = mean_v p^r  and  mean_v (p - mean)^r,  r = 1..`order`       mixed moments
-    θ_i <- Σ_{j ∈ S_i} H_j θ_j / Σ_{j ∈ S_i} H_j,   S_i = {j : cos(M_i, M_j) > threshold} ∪ {i}
+    Ŷ = softmax(f(θ_i))   on all nodes, no dropout;   Y⁰ = one-hot on training nodes, else Ŷ.
+    `steps` times         Y <- α Â Y + (1 - α) Y⁰;   Y += Y⁰ on training nodes.
+    p = softmax(Y),   q = softmax(Y / temperature),   both one-hot on training nodes.
+    H_i = Σ_v d_v Σ_c (1/e + q_vc log q_vc).          The confidence; d_v = neighbours of v.
+    M_i = mean_v p^r  and  mean_v (p - mean)^r,  r = 1..`order`.      The mixed moments.
+    θ_i <- Σ_{j ∈ S_i} H_j θ_j / Σ_{j ∈ S_i} H_j,   S_i = {j : cos(M_i, M_j) > threshold} ∪ {i}.
 
 `propagation`: "authors" is the above, from their code. "paper" is Y <- (1 - α) Â Y + α Y⁰ with
-nothing added to training nodes. "openfgl" starts from Ŷ on training nodes and zero elsewhere, has
-no self-loops, and keeps Y in [0, 1]. `moments_of=all` describes every step of the propagation, as
-the paper does; the code describes the last one. `preset=reference` has the code's network: GAMLP
-with its fault. `net=gamlp` is GAMLP without it.
+nothing added on training nodes. "openfgl" starts from Ŷ on training nodes and zero elsewhere, has
+no self-loops, and keeps Y in [0, 1]. `moments_of=all` computes moments of every propagation step,
+as in the paper; the code uses the last step. `preset=reference` has the code's network: GAMLP with
+its fault. `net=gamlp` is GAMLP without the fault.
 
 Wire, per client and round:  down  own model      up  model, confidence H, moments M
-Private state: the optimizer's moments. M tells how often classes are predicted.
+Private state: the optimizer's moments. M discloses how often a client predicts each class.
 Floats per client and round: 2P + 1 + 2RC for P parameters, C classes and order R ("hybrid"; times
 `steps` for `moments_of=all`).
-Departures from the reference code: sets are formed among the participants, and an absent client
-keeps its model (the code reads models by the wrong index). If nobody in a set has an edge, its
-weights are 0/0: then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than
-half of all pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain); the server's tree has the
-cosines.
+Departures from the reference code: sets contain participants only, and an absent client keeps its
+model (the code reads models by the wrong index). If no client of a set has an edge, its weights are
+0/0; then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than half of all
+pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain). The server's tree has the cosines.
 """
 
 import math
@@ -47,7 +46,7 @@ from atoll.nn.ops import matmul
 
 @record
 class Update:
-    """What leaves a client: its model, H, and M of `order` blocks of C numbers, or twice that."""
+    """The reply of a client: its model, H, and M (`order` or 2 `order` blocks of C numbers)."""
 
     model: Tree
     confidence: Tensor
@@ -56,7 +55,7 @@ class Update:
 
 @record
 class Server:
-    """Every client's own model, stacked; the last known cosines and weights, NaN for none yet."""
+    """All clients' models, stacked, and the latest cosines and weights, NaN if unknown."""
 
     models: Tree
     similarity: Tensor
@@ -69,16 +68,16 @@ class FedGTA(Mixing):
 
     threshold: Annotated[float, "cosine of moments above which two clients average"] = 0.5
     moments: Annotated[
-        Literal["origin", "central", "hybrid"], "which moments describe a client"
+        Literal["origin", "central", "hybrid"], "moments that describe each client"
     ] = "hybrid"
     order: Annotated[OneOrMore, "highest order of the moments"] = 10
     propagation: Annotated[Literal["authors", "paper", "openfgl"], "how labels are smoothed"] = (
         "authors"
     )
-    steps: Annotated[OneOrMore, "steps of the smoothing"] = 5
-    alpha: Annotated[Share, "α: how much neighbours count in a step"] = 0.5
-    temperature: Annotated[Positive, "of the softmax behind the confidence"] = 20.0
-    moments_of: Annotated[Literal["last", "all"], "smoothing steps that moments describe"] = "last"
+    steps: Annotated[OneOrMore, "number of smoothing steps"] = 5
+    alpha: Annotated[Share, "α: weight of the neighbours in a step"] = 0.5
+    temperature: Annotated[Positive, "temperature of the softmax for the confidence"] = 20.0
+    moments_of: Annotated[Literal["last", "all"], "smoothing steps with moments"] = "last"
     optimizer_state: OptimizerState = "keep"
 
     space = USUAL | {
@@ -88,7 +87,7 @@ class FedGTA(Mixing):
         "alpha": Real(0.1, 0.9),
         "temperature": Real(1, 100, log=True),
     }
-    # The values that its public code has for Cora, CiteSeer and PubMed.
+    # The values of its public code for Cora, CiteSeer and PubMed.
     grids = paper_grid(moments=("hybrid", "origin"), order=(6, 13, 20), threshold=(0.5, 0.6, 0.65))
     paper = "Li et al., FedGTA: Topology-aware Averaging for Federated Graph Learning, VLDB 2024"
     not_private = "its clients also send moments of their soft labels, and the server compares them"
@@ -117,12 +116,12 @@ class FedGTA(Mixing):
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
-        """Minimise the cross entropy, then describe what the new model predicts."""
+        """Train the received model, then compute H and M of its predictions."""
         model, moments = self.fit(graph, received, state, key)
         return Update(model, *self.describe(self.net(model, graph), graph)), moments
 
     def describe(self, logits: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """H and M of a client, from its logits (N, C)."""
+        """Compute H and M of a client from its logits (N, C)."""
         truth = functional.one_hot(graph.y, logits.shape[-1]).to(logits.dtype)
         walked = torch.stack(self.propagated(torch.softmax(logits, -1), truth, graph))
         p, q = (torch.softmax(walked / t, -1) for t in (1.0, self.temperature))
@@ -132,8 +131,8 @@ class FedGTA(Mixing):
         return graph.tensor_view("degree") @ sure, self.mixed_moments(p, share)
 
     def propagated(self, soft: Tensor, truth: Tensor, graph: Graph) -> list[Tensor]:
-        """Y after every step of the propagation, or only after the last, (N, C) each."""
-        # Y is linear in Y⁰, but keeping the part of the one-hot rows would save no product.
+        """Return Y after every propagation step, or only after the last, (N, C) each."""
+        # Y is linear in Y⁰, but storing the part of the one-hot rows would save no product.
         train, found = graph.train.unsqueeze(-1), []
         openfgl = self.propagation == "openfgl"
         known = soft * train if openfgl else torch.where(train > 0, truth, soft)
@@ -148,7 +147,7 @@ class FedGTA(Mixing):
         return found if self.moments_of == "all" else found[-1:]
 
     def mixed_moments(self, p: Tensor, share: Tensor) -> Tensor:
-        """M from class probabilities (S, N, C) and every node's share of the mean, (N,)."""
+        """Compute M from class probabilities (S, N, C) and each node's weight in the mean, (N,)."""
         mean = (share @ p).unsqueeze(-2)
         blocks = {"origin": [p], "central": [p - mean], "hybrid": [p, p - mean]}[self.moments]
         found = []
@@ -161,7 +160,7 @@ class FedGTA(Mixing):
 
 
 def personal_weights(alike: Tensor, confidence: Tensor, threshold: float) -> Tensor:
-    """Who counts how much for whom, (K, K); rows add up to one."""
+    """The weight of each client's model (column) for each client (row), (K, K). Rows sum to 1."""
     own = torch.eye(len(alike), dtype=alike.dtype, device=alike.device)
     weight = torch.where(alike > threshold, 1.0, own) * confidence.clamp(min=0).to(alike.dtype)
     total = weight.sum(-1, keepdim=True)

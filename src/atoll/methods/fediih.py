@@ -1,38 +1,39 @@
-"""FedIIH: alike clients share more, factor by factor (Yu et al., 2025).
+"""FedIIH: similar clients share more, factor by factor (Yu et al., 2025).
 
-    H = encoder(X, A)      K factors side by side; a linear classifier reads H
-    μ, log σ²              two heads on H: q_i = N(μ_i, σ_i²) for every node i
-    q_m = N(mean_i μ_i, exp(mean_i log σ_i²))      what client m tells of a factor
-    S^k_mj = 1 - JS(q_m^k, q_j^k) / ln 2,   β^k_m = softmax_j(τ S^k_mj)
-    θ_m^k <- Σ_j β^k_mj θ_j^k      all weights of factor k, the encoder's and the
-                                   classifier's; b_cls: plain mean
-    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α)       global factors
+    H = encoder(X, A)      K factors side by side; a linear classifier reads H.
+    μ, log σ²              Two heads on H: q_i = N(μ_i, σ_i²) for every node i.
+    q_m = N(mean_i μ_i, exp(mean_i log σ_i²))      Client m sends it for every factor.
+    S^k_mj = 1 - JS(q_m^k, q_j^k) / ln 2,   β^k_m = softmax_j(τ S^k_mj).
+    θ_m^k <- Σ_j β^k_mj θ_j^k.     All weights of factor k, in encoder and classifier.
+                                   b_cls: plain mean.
+    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α).      The global factors.
     -ELBO = BCE(A, z zᵀ) + KL(q ‖ N(α̂_m, σ²_H))
-            + KL(N(α̂_m, σ²_H) ‖ N(α̃, σ²_α)) - log N(α̂_m; 0, 1)
-    with z drawn from q, and α̂_m the client's own copy of α̃
+            + KL(N(α̂_m, σ²_H) ‖ N(α̃, σ²_α)) - log N(α̂_m; 0, 1).
+    z is drawn from q, and α̂_m is the client's own copy of α̃.
 
 `trains_encoder`: in the paper's Algorithm 1 the cross entropy trains the classifier and the ELBO
-the encoder ("elbo"). In the public code the ELBO's optimizer holds α̂ alone, which nothing reads, so
-that cross entropy trains everything ("ce"; the ELBO is left out, which changes no number). "both"
-adds the two losses. Everything but "ce" needs A to be reconstructed: `pairs` per node, 0 for all.
-`heads`: in the code both heads are one function, so that log σ² = μ but for dropout ("shared").
-"separate" gives log σ² a scale and a shift per dimension, so that it can reach log σ²_H, which rows
-of length one cannot. "two-encoders" gives it its own W and b: the second DisenGCN of Eq. 7. Both
-start as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
-`js`: the code's surrogate averages moments and may pass ln 2 ("moments"); "monte-carlo" estimates
+trains the encoder ("elbo"). In the public code the ELBO's optimizer holds only α̂, which no other
+part reads. Cross entropy therefore trains everything ("ce"; without the ELBO the numbers are the
+same). "both" adds the two losses. All options except "ce" reconstruct A from `pairs` per node, 0
+for all pairs.
+`heads`: in the code both heads are one function, so log σ² = μ except for dropout ("shared").
+"separate" gives log σ² a scale and a shift per dimension. It can then reach log σ²_H, which rows of
+length one cannot. "two-encoders" gives it its own W and b: the second DisenGCN of Eq. 7. Both start
+as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
+`js`: the code's surrogate averages moments and can exceed ln 2 ("moments"). "monte-carlo" estimates
 the divergence itself. `elbo_sums`: "sum" is Eq. 6 over N²; "mean" averages each term over its own
-axes, as the code does. `prior`: the code adds log N(α̂) to what it minimises, and its ELBO has σ²_H
-in the place of σ²_α. `statistics`: the code's q has dropout if there is one epoch, else none.
+axes, as in the code. `prior`: the code adds log N(α̂) to the loss, and its ELBO has σ²_H instead of
+σ²_α. `statistics`: the code's q has dropout only if `epochs` is 1.
 
 Wire, per client and round:  down  model (and α̃ for the ELBO)      up  model, mean, log_variance
 Private state: Adam's moments; for the ELBO also α̂ and the variance head. z never leaves.
 Floats per client and round: 2P + 2Kh for P parameters and K factors of width h; Kh more for α̃.
-Departures from the reference code: α̃ and α̂ start at zero, not at random; one Adam takes both
-losses' steps, so that after the first epoch the classifier reads that epoch's encoder. Eq. 6 prints
-N(α̃, ·) as the prior of q, with which α̂ would touch nothing; it is N(α̂, ·) here, as in the code.
+Departures from the reference code: α̃ and α̂ start at zero, not at random. One Adam takes the steps
+of both losses, so after the first epoch the classifier reads that epoch's encoder. Eq. 6 prints
+N(α̃, ·) as the prior of q, which would disconnect α̂. Here it is N(α̂, ·), as in the code.
 Ablations, which the paper names but does not define: `hierarchy=false` has the prior N(0, 1) and no
-α (only the ELBO can tell); `inference=false` has no q, hence equal weights and no ELBO;
-`disentangle=false` has one factor as wide as all.
+α, which matters only for the ELBO. `inference=false` has no q, hence equal weights and no ELBO.
+`disentangle=false` has one factor with the width of all.
 """
 
 import math
@@ -61,7 +62,7 @@ from atoll.nn.disengcn import DisenGCN
 
 @record
 class Server:
-    """Every client's own model, stacked; α̃, (K * h,); the last known S, (K, M, M)."""
+    """All clients' models, stacked, α̃, (K * h,), and the latest S, (K, M, M)."""
 
     models: Tree
     alpha: Tensor
@@ -78,7 +79,7 @@ class Download:
 
 @record
 class Update:
-    """What leaves a client: its model and q's parameters, (K, h) each, if there is a q."""
+    """The reply of a client: its model and the parameters of q, (K, h) each, or None."""
 
     model: Tree
     mean: Tensor | None
@@ -87,7 +88,7 @@ class Update:
 
 @record
 class Private:
-    """What stays: α̂ and the variance head (empty without the ELBO), and Adam's moments."""
+    """The private state: α̂ and the variance head (empty without the ELBO), Adam's moments."""
 
     latent: Tree
     moments: Tree
@@ -104,19 +105,19 @@ class FedIIH(Mixing):
     trains_encoder: Annotated[Literal["ce", "elbo", "both"], "losses that train the encoder"] = "ce"
     heads: Annotated[Literal["shared", "separate", "two-encoders"], "parts of log σ²"] = "shared"
     js: Annotated[Literal["moments", "monte-carlo"], "how the divergence is computed"] = "moments"
-    prior: Annotated[Literal["paper", "code"], "whose terms tie α̂ to α̃"] = "paper"
+    prior: Annotated[Literal["paper", "code"], "source of the terms between α̂ and α̃"] = "paper"
     elbo_sums: Annotated[Literal["sum", "mean"], "sums or means over nodes in the ELBO"] = "sum"
     elbo_weight: Annotated[float, "weight of the ELBO"] = 1.0
     statistics: Annotated[
         Literal["no-dropout", "code"], "whether q has dropout when it is sent"
     ] = "no-dropout"
     pairs: Annotated[ZeroOrMore, "pairs without an edge per node in the ELBO; 0 for all"] = 0
-    samples: Annotated[OneOrMore, "draws of a Monte Carlo divergence"] = 512
+    samples: Annotated[OneOrMore, "samples of a Monte Carlo divergence"] = 512
     factor_variance: Annotated[Positive, "variance of a factor around α̂"] = 0.25
     alpha_variance: Annotated[Positive, "variance of α̂ around α̃"] = 1.0
-    hierarchy: Annotated[bool, "ablation: whether there is an α"] = True
-    inference: Annotated[bool, "ablation: whether there is a q"] = True
-    disentangle: Annotated[bool, "ablation: whether there are several factors"] = True
+    hierarchy: Annotated[bool, "ablation: whether α exists"] = True
+    inference: Annotated[bool, "ablation: whether q exists"] = True
+    disentangle: Annotated[bool, "ablation: whether the network has several factors"] = True
 
     space = USUAL | {
         "hidden": OneOf((32, 64, 128)),
@@ -125,7 +126,7 @@ class FedIIH(Mixing):
         "routing": Whole(1, 6),
         "iterations": Whole(2, 7),
     }
-    # All values in the tables of its appendix, and the numbers of factors that it has code for.
+    # All values in the tables of its appendix, and the numbers of factors in its code.
     grids = paper_grid(
         factors=(1, 2, 4, 6, 8, 10),
         hidden=(128, 256),
@@ -143,21 +144,21 @@ class FedIIH(Mixing):
     made_for = (DisenGCN, "fediih shares the factors of a disengcn")
     presets = preset_table(
         *("trains_encoder", "heads", "js", "prior", "elbo_sums", "statistics"),
-        # Algorithm 1 and Eqs. 5 to 11 as written. On Cora that learns each client's majority class
-        # and little else; the defaults, which differ from the code in q's dropout, learn.
+        # Algorithm 1 and Eqs. 5 to 11 as written. On Cora they learn little more than each
+        # client's majority class. The defaults learn; they differ from the code in q's dropout.
         paper=("elbo", "separate", "monte-carlo", "paper", "sum", "no-dropout"),
-        # What the public code computes.
+        # The computation of the public code.
         reference=("ce", "shared", "moments", "code", "mean", "code"),
     )
 
     @property
     def disengcn(self) -> DisenGCN:
-        """The network; without disentangling, one factor of the same width."""
+        """The network. Without disentangling it has one factor of the same total width."""
         return self.net if self.disentangle else replace(self.net, factors=1, hidden=self.net.width)
 
     @property
     def uses_elbo(self) -> bool:
-        """Whether the ELBO trains anything."""
+        """Whether the ELBO trains any parameter."""
         return self.inference and self.trains_encoder != "ce"
 
     def init(self, clients: Clients) -> Server:
@@ -183,7 +184,7 @@ class FedIIH(Mixing):
     def train(
         self, graph: Graph, received: Download, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train classifier, encoder and the latent parameters; describe the client by q."""
+        """Train classifier, encoder and latent parameters. Reply with the model and q."""
         state = state or Private(self._latent(received), None)
         start = {"model": received.model, "latent": state.latent}
         loss = partial(self.whole_loss, received.alpha)
@@ -195,7 +196,7 @@ class FedIIH(Mixing):
         self, alpha: Tensor | None, params: Tree, graph: Graph, key: Tensor | None
     ) -> Tensor:
         """Cross entropy and, if it is used, the ELBO."""
-        # Detaching what a loss must not train makes one Adam's steps those of one Adam for each.
+        # With `detach`, one Adam takes the same steps as a separate Adam for each loss.
         model, net = params["model"], self.disengcn
         h = net.embed(model, graph, key)
         if not self.uses_elbo:
@@ -208,7 +209,7 @@ class FedIIH(Mixing):
     def negative_elbo(
         self, latent: Tree, alpha: Tensor, h: Tensor, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        """Eq. 6 with its sign turned and divided by N², or with means (`elbo_sums`)."""
+        """Negative Eq. 6, divided by N², or with means (`elbo_sums`)."""
         mean, log_variance = self.posterior(latent, h, graph, key)
         z, draw = mean, None
         if key is not None:
@@ -220,7 +221,7 @@ class FedIIH(Mixing):
         tie = centre.sum()
         if self.hierarchy:
             centre, width = latent["alpha"], math.log(self.factor_variance)
-            # What ties α̂ to α̃, and its prior.
+            # The terms between α̂ and α̃, and the prior of α̂.
             code = self.prior == "code"
             wide = width if code else math.log(self.alpha_variance)
             tie = vgae.gaussian_kl(centre, torch.full_like(centre, width), alpha, wide).sum()
@@ -259,7 +260,7 @@ class FedIIH(Mixing):
         return (share @ mean).reshape(shape), (share @ log_variance).reshape(shape)
 
     def similarities(self, reply: Update, clients: Clients) -> Tensor:
-        """S among the participants, (K, P, P); one without inference: all clients are alike."""
+        """S among the participants, (K, P, P). Without inference all entries are one."""
         if reply.mean is None or reply.log_variance is None:
             bias: Tensor = reply.model["encoder"]["bias"]
             return bias.new_ones(self.disengcn.factors, len(clients), len(clients))
@@ -282,9 +283,9 @@ class FedIIH(Mixing):
 
 
 def separate_federation(models: Tree, beta: Tensor) -> Tree:
-    """Each client's own mixture of the stacked models of a DisenGCN, (P, ...), factor by factor.
+    """Mix the stacked models of a DisenGCN, (P, ...), factor by factor for each client.
 
-    `beta` has a matrix for each factor, (K, P, P), whose rows add up to one.
+    `beta` contains one matrix per factor, (K, P, P), whose rows sum to one.
     """
     encoder, classifier, factors = models["encoder"], models["classifier"], len(beta)
     blocks = zip(

@@ -1,25 +1,26 @@
-"""FedOPT: the server takes the clients' mean update as a gradient (Reddi et al., 2021).
+"""FedOPT: the server uses the clients' mean update as a gradient (Reddi et al., 2021).
 
-    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes
-    m <- β1 m + (1 - β1) Δ                   from zero
-    v <- v + Δ²                              adagrad
-    v <- v - (1 - β2) Δ² sign(v - Δ²)        yogi
-    v <- β2 v + (1 - β2) Δ²                  adam;  all from v = τ²
-    x <- x + η_s m / (√v + τ)                sgd:  x <- x + η_s m
+    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes.
+    m <- β1 m + (1 - β1) Δ                   from zero.
+    v <- v + Δ²                              adagrad.
+    v <- v - (1 - β2) Δ² sign(v - Δ²)        yogi.
+    v <- β2 v + (1 - β2) Δ²                  adam;  all from v = τ².
+    x <- x + η_s m / (√v + τ)                sgd:  x <- x + η_s m.
 
-There is no bias correction. `server_optimizer` chooses FedAdam, FedYogi or FedAdagrad; sgd with
-η_s = 1 and β1 = 0 is FedAvg to the last bit, with β1 > 0 FedAvgM (whose rate is η_s (1 - β1)).
+There is no bias correction. `server_optimizer` selects FedAdam, FedYogi or FedAdagrad. With sgd,
+η_s = 1 and β1 = 0 the method equals FedAvg bit for bit. With sgd and β1 > 0 it is FedAvgM, whose
+rate is η_s (1 - β1).
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the layers that the network calls private; the optimizer's moments, which start anew
-in each round because the paper's clients remember nothing (`optimizer_state=keep` keeps them).
+Private state: the network's private layers and the optimizer's moments. Moments restart in each
+round, because the paper's clients are stateless (`optimizer_state=keep` keeps them).
 Floats per client and round: 2P + 1 for P parameters.
-Departures from the reference code: none known. Unless `server_lr` and `server_beta1` are given, η_s
-and β1 are 0.03 and 0.9 for adam and yogi, 0.1 and 0 for adagrad, 1 and 0 for sgd; β1 and β2 are the
-paper's. Clients take plain SGD steps, as there; with Adam on both sides the two compound. A step of
-an adaptive server is about η_s for every parameter that moves, however small Δ is, so that large
-η_s explode. The paper tunes η_s and τ for each task; rates here were chosen on validation nodes of
-Cora, the clients' also on validation graphs of PROTEINS.
+Departures from the reference code: none known. The defaults of `server_lr` (η_s) and `server_beta1`
+(β1) are 0.03 and 0.9 for adam and yogi, 0.1 and 0 for adagrad, 1 and 0 for sgd. β1 and β2 are the
+paper's. Clients use plain SGD, as in the paper, because Adam on both sides compounds. A step of an
+adaptive server is about η_s for every parameter that moves, even for a small Δ, so a large η_s
+diverges. The paper tunes η_s and τ for each task. Rates here were chosen on validation nodes of
+Cora, the clients' rate also on validation graphs of PROTEINS.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 
 
 @record
 class Server:
-    """The model x, the mean update m, the mean square v (None for sgd), the rule's state."""
+    """The model x, the mean update m, the mean square v (None for sgd), and the rule's state."""
 
     model: Tree
     mean: Tree
@@ -58,17 +59,17 @@ class FedOpt(Averaging):
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
     server_optimizer: Annotated[
-        Literal["adam", "yogi", "adagrad", "sgd"], "how the server steps"
+        Literal["adam", "yogi", "adagrad", "sgd"], "optimizer of the server"
     ] = "adam"
     server_lr: Annotated[
         float | None,
         Limits(above=0, words="a positive learning rate"),
-        "η_s: rate of the server; none: by optimizer",
+        "η_s: learning rate of the server; none: by optimizer",
     ] = None
     server_beta1: Annotated[
-        float | None, Limits(low=0, below=1), "β1: how much of m stays; none: by optimizer"
+        float | None, Limits(low=0, below=1), "β1: decay of m per round; none: by optimizer"
     ] = None
-    server_beta2: Annotated[ShareBelowOne, "β2: how much of v stays in a round"] = 0.99
+    server_beta2: Annotated[ShareBelowOne, "β2: decay of v per round"] = 0.99
     tau: Annotated[Positive, "τ: start of √v, and least divisor of a step"] = 1e-3
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "reset"
@@ -100,10 +101,10 @@ class FedOpt(Averaging):
         return replace(self.step(server, target), rule=rule)
 
     def step(self, server: Server, target: Tree) -> Server:
-        """One step of the server in the direction of the mean model."""
+        """Take one server step in the direction of the mean model."""
         lr, beta1 = self.server_rates
         if self.server_optimizer == "sgd" and not beta1:
-            # x + η_s (target - x), and with η_s = 1 the target to the last bit.
+            # x + η_s (target - x), which equals the target bit for bit if η_s = 1.
             model = tree_map(lambda x, y: torch.lerp(x, y, lr), server.model, target)
             return replace(server, model=model)
         delta = tree_map(torch.sub, target, server.model)

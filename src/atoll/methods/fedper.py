@@ -1,20 +1,21 @@
-"""FedPer: the first layers are shared, the last ones stay at home (Arivazhagan et al., 2019).
+"""FedPer: clients share the first layers and keep the last ones (Arivazhagan et al., 2019).
 
-    (b_i, p_i) <- fit(b, p_i)                b the base, p_i the client's personal layers
-    b <- Σ_i n_i b_i / Σ_i n_i               over the participants, n_i = nodes of client i
+    (b_i, p_i) <- fit(b, p_i)                b is the base, p_i the client's personal layers.
+    b <- Σ_i n_i b_i / Σ_i n_i               over the participants, n_i = nodes of client i.
 
-`personal` is the paper's K_P, the number of personal layers, counted from the output: layers of a
-GCN, SAGE, GAT, GIN or MLP; DisenGCN has two, encoder and classifier. Where the network itself keeps
-layers private (gin-graph: all but the convolutions), those are the first personal one, so that
-`personal=1` is FedAvg there, and more count convolutions. 0 is FedAvg, all layers are Local.
+`personal` is the paper's K_P, the number of personal layers, counted from the output. It counts
+layers of a GCN, SAGE, GAT, GIN or MLP; DisenGCN has two, encoder and classifier. If the network
+itself has private layers (gin-graph: all except the convolutions), these count as the first
+personal layer. There `personal=1` is FedAvg, and larger values count convolutions. Otherwise 0 is
+FedAvg. With all layers personal the method is Local.
 
 Wire, per client and round:  down  base      up  base, num_nodes
-Private state: the personal layers, the layers that the network calls private, the moments of both.
+Private state: the personal layers, the network's private layers, and the moments of both.
 Floats per client and round: 2P + 1 for P parameters of the base.
-Departures from the reference code: there is none to compare with. Every client draws its personal
-layers itself, by its own key: nothing is broadcast for them, and they are never reset, only trained
-together with the base. A client that has not trained yet is scored with a fixed draw of them. n_i
-are all nodes (`weight_by=train`: the paper's number of examples). The paper's step is SGD.
+Departures from the reference code: no reference code exists. Every client initialises its personal
+layers with its own key. The server sends nothing for them, and they are never reset, only trained
+together with the base. A client that has not trained yet is scored with layers from a fixed key.
+n_i counts all nodes (`weight_by=train`: the paper's number of examples). The paper's step is SGD.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from atoll.core.tree import Tree, record
 
 @record
 class Private:
-    """What a client keeps: its personal layers, and what every method keeps."""
+    """The private state: the personal layers, and the private state of all methods."""
 
     personal: Tree
     own: layers.Private
@@ -75,27 +76,27 @@ class FedPer(Averaging):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Minimise the cross entropy over base and personal layers together."""
+        """Train base and personal layers together."""
         personal, before = self._kept(state, fold(key, "personal"))
         model, own = layers.fit_received(self, graph, rejoin(received, personal), before, key)
         base, personal = self._cut(model)
         return Update(base, graph.size(self.weight_by)), Private(personal, own)
 
     def _kept(self, state: Private | None, key: Tensor) -> tuple[Tree, layers.Private | None]:
-        """The client's personal layers, fresh ones before its first visit, and the rest."""
+        """The client's personal layers, new ones in its first step, and the rest of its state."""
         if state is None:
             return self._cut(super().start(key))[1], None
         return state.personal, state.own
 
     def _cut(self, params: Tree) -> tuple[Tree, Tree]:
-        """Base and personal layers; the first personal one may be the network's private layers."""
+        """Split base and personal layers. The network's private layers count as a personal one."""
         private = bool(layers.private_names(self.net))
         return cut(params, max(self.personal - private, 0))
 
 
 def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
-    """The first layers and the last `count` of a list, or of a dict of layers by name."""
-    # The only name in a dict that holds a list of layers stands for these.
+    """Split off the last `count` layers of a list, or of a dict of layers by name."""
+    # If a dict has only one name, which contains a list of layers, split that list.
     if isinstance(params, dict) and len(params) == 1:
         ((name, inner),) = params.items()
         if isinstance(inner, list | dict):
@@ -104,7 +105,7 @@ def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
     at = len(params) - count
     if at < 0:
         raise ConfigError(
-            f"{count} layers cannot be personal where there are {len(params)} to share; give a "
+            f"{count} layers cannot be personal, because only {len(params)} are shared; give a "
             "smaller number (--set personal=1)"
         )
     if isinstance(params, list):
@@ -114,7 +115,7 @@ def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
 
 
 def rejoin(first: Tree, last: Tree) -> Tree:
-    """The whole that `cut` cut."""
+    """Invert `cut`."""
     if isinstance(first, list):
         return first + last
     both = {name: rejoin(first[name], last[name]) for name in first if name in last}

@@ -1,33 +1,33 @@
 """FedProto: clients share class prototypes and no weights (Tan et al., 2022).
 
-    C_i^j = mean of z_v over client i's training nodes v of class j, for the classes that it owns
-    C^j <- mean of C_i^j over the owners of class j
-    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to the received C^j, none at first
+    C_i^j = mean of z_v over client i's training nodes v of class j, for the classes it has.
+    C^j <- mean of C_i^j over the clients that have class j, its owners.
+    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to the received C^j; R = 0 at first.
 
-    pull  nodes       mean over training nodes and dimensions of (z_v - C^{y_v})²   authors' code
-          classes     the same mean within each class, summed over classes          OpenFGL
-          prototypes  Σ_j ‖C_i^j - C^j‖, C_i^j by the model in training             the paper
-          means       the mean of these distances, as in FedTGP's paper
-    aggregation  owners  plain mean        counts  weighted by training nodes of the class
-                 paper   the latter once more divided by the number of owners, as the paper prints
+    pull  nodes       mean over training nodes and dimensions of (z_v - C^{y_v})².  Authors' code.
+          classes     the same mean within each class, summed over classes.         OpenFGL.
+          prototypes  Σ_j ‖C_i^j - C^j‖, C_i^j by the model in training.            The paper.
+          means       the mean of these distances, as in FedTGP's paper.
+    aggregation  owners  plain mean.       counts  weighted by training nodes of the class.
+                 paper   as counts, but again divided by the number of owners, as printed.
 
-Wire, per client and round:  down  prototypes, which of them are known, the seed of the common
-initial model      up  prototypes, which classes it owns (`counts` and `paper`: how many training
-nodes of each); with `share_weights` also the model both ways and num_nodes up
+Wire, per client and round:  down  prototypes, which of them are known, the key of the common
+initial model      up  prototypes, its classes (`counts` and `paper`: training nodes of each).
+With `share_weights` also the model in both directions, and num_nodes up.
 Private state: the model and the optimizer's moments. The prototype of a class with one training
-node is that node's embedding, and the owners' flags tell which classes a client has.
+node is that node's embedding, and the reply discloses which classes a client has.
 Floats per client and round: 2C(h + 1) + 1 for C classes and width h; `share_weights`: 2P + 1 more.
-Departures from the reference code: z is what the last layer reads before its activation (after it
-for `gin` and `disengcn`, whose last layer is linear); prototypes come from one forward pass without
-dropout after training (the authors average what they saw in the last epoch). A class whose owners
-are all absent keeps its last prototype, one that nobody ever owned has none. The optimizer's
-moments stay with the model, so that λ = 0 is Local (`optimizer_state=reset`: a new optimizer each
-round, as by the authors). `inference=prototype` predicts the class of the nearest prototype, as the
-paper does; the head is the default because it is better here on validation nodes (docs/methods.md).
-Right after training, before the server answers, a client can only use its own prototypes.
-`share_weights` averages models as FedAvg does and scores the global one.
-`compat=diluted-prototypes` is OpenFGL's mean: over all participants, by size, with a zero vector
-for a class that a participant does not own, also where nobody does.
+Departures from the reference code: z is the last layer's input before its activation (after it for
+`gin` and `disengcn`, whose last layer is linear). Prototypes come from one forward pass without
+dropout after training; the authors average the embeddings of the last epoch. A class keeps its last
+prototype while all its owners are absent. A class without an owner has no prototype. The
+optimizer's moments stay with the model, so that λ = 0 is Local (`optimizer_state=reset`: a new
+optimizer each round, as in the authors' code). `inference=prototype` predicts the class of the
+nearest prototype, as in the paper. The default is the head, which is better here on validation
+nodes (docs/methods.md). Right after training, before the server answers, a client can only use its
+own prototypes. `share_weights` averages models as in FedAvg and scores the global model.
+`compat=diluted-prototypes` is OpenFGL's mean: over all participants, weighted by size. There a
+participant without the class contributes a zero vector, also if no participant has the class.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class FedProto(PrototypeTraining):
     aggregation: Annotated[Literal["owners", "counts", "paper"], "weights of a prototype mean"] = (
         "owners"
     )
-    share_weights: Annotated[bool, "whether models are averaged, too"] = False
+    share_weights: Annotated[bool, "whether models are averaged as well"] = False
     weight_by: WeightBy = "nodes"
     compat: Annotated[Literal["none", "diluted-prototypes"], "a fault of OpenFGL"] = "none"
     aggregate: Aggregate = Mean()
@@ -70,10 +70,10 @@ class FedProto(PrototypeTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compat == "diluted-prototypes" and self.aggregation != "owners":
-            raise ConfigError("compat=diluted-prototypes has its own mean; leave out aggregation")
+            raise ConfigError("compat=diluted-prototypes has its own mean; remove aggregation")
         if not self.share_weights and type(self.aggregate) is not Mean:
             raise ConfigError(
-                "fedproto averages models only with share_weights; leave out aggregate, or use "
+                "fedproto averages models only with share_weights; remove aggregate, or use "
                 "--set share_weights=true"
             )
 
@@ -92,7 +92,7 @@ class FedProto(PrototypeTraining):
         found = aggregate(reply.prototypes, reply.mass, self.aggregation, diluted)
         known = (reply.mass > 0).any(0).to(found.dtype)
         if diluted is not None:
-            known = torch.ones_like(known)  # there a class without an owner is at zero, too
+            known = torch.ones_like(known)  # in OpenFGL a class without an owner is at zero, too
         if server.prototypes is not None and server.known is not None:
             found = torch.where(known.unsqueeze(-1) > 0, found, server.prototypes)
             known = torch.maximum(known, server.known)
@@ -121,8 +121,8 @@ class FedProto(PrototypeTraining):
 
 
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
-    """Clients' prototypes (K, C, h) and masses (K, C) -> the global ones, (C, h)."""
-    if diluted is not None:  # the clients' sizes, (K,): OpenFGL's mean over owners and others alike
+    """Combine clients' prototypes (K, C, h) and masses (K, C) into global ones, (C, h)."""
+    if diluted is not None:  # the clients' sizes, (K,), for OpenFGL's mean over all participants
         return torch.einsum("k,kch->ch", diluted / diluted.sum(), prototypes)
     total, weight = torch.einsum("kc,kch->ch", mass, prototypes), mass.sum(0)
     if kind == "paper":

@@ -1,14 +1,14 @@
-"""FedProx: FedAvg with a pull towards the received model (Li et al., 2020).
+"""FedProx: FedAvg with a proximal term towards the received model (Li et al., 2020).
 
     min_w  f_i(w) + μ/2 ‖w - θ‖²,   i.e. gradient  ∇f_i(w) + μ (w - θ);   θ <- Σ_i n_i θ_i / Σ_i n_i
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the optimizer's moments, and the layers that the network calls private.
+Private state: the optimizer's moments and the network's private layers.
 Floats per client and round: 2P + 1 for P parameters.
-Departures from the reference code: clients are sampled uniformly and averaged by size, as the
-authors' code does (the paper samples by size and averages plainly). The pull is added to the
-gradient: the same number, without differentiating a squared norm, and it can never reach the
-server's copy of the model. With Adam the pull is preconditioned like the rest of the gradient;
+Departures from the reference code: clients are sampled uniformly and averaged by size, as in the
+authors' code (the paper samples by size and averages with equal weights). The proximal term is
+added to the gradient. This gives the same number without differentiating a squared norm, and never
+reaches the server's copy of the model. Adam preconditions the term like the rest of the gradient;
 `optimizer=sgd` is the paper's step.
 """
 

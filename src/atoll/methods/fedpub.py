@@ -1,27 +1,28 @@
-"""FED-PUB: own masks on shared weights; alike clients share more (Baek et al., 2023).
+"""FED-PUB: private masks on shared weights, and similar clients share more (Baek et al., 2023).
 
-    W ∘ μ_i                what client i computes with: every weight matrix times its own mask
-    min_{θ, μ}  f_i(θ ∘ μ) + λ1 ‖μ‖_1 + λ2 ‖θ - θ̄_i‖²        from the received θ̄_i, μ from 1
-                           λ1 is `lam_mask`, λ2 `lam_prox`
-    q_i = mean_v h_v       functional embedding: what the last layer reads, before its activation,
-                           on a random graph that everybody makes alike
-    θ̄_i <- Σ_j softmax_j(τ cos(q_i, q_j)) θ_j                over the participants
+    W ∘ μ_i                Client i multiplies every weight matrix by its own mask.
+    min_{θ, μ}  f_i(θ ∘ μ) + λ1 ‖μ‖_1 + λ2 ‖θ - θ̄_i‖²        from the received θ̄_i, μ from 1.
+                           λ1 is `lam_mask`, λ2 is `lam_prox`.
+    q_i = mean_v h_v       Functional embedding: the last layer's input before its activation,
+                           on a random graph that all parties generate identically.
+    θ̄_i <- Σ_j softmax_j(τ cos(q_i, q_j)) θ_j                over the participants.
 
-Where |μ| < λ1 a weight counts as zero in predictions and in q, not in training. Both regularisers
-go straight into the gradient, the L1 norm by its subgradient sign(μ). The random graph has 5 blocks
-of 100 nodes, edges inside a block with probability 0.1, and normal features. It is made from
-`proxy_seed`, which everybody knows like the network's width, so that nothing of it is sent. With a
-GCN, means are taken before the last product: q = ((1ᵀÂ / n) relu(H)) W + b.
+Weights with |μ| < λ1 count as zero in predictions and in q, not in training. Both regularisers are
+added to the gradient, the L1 norm by its subgradient sign(μ). The random graph has 5 blocks of 100
+nodes, edges inside a block with probability 0.1, and normal features. All parties know its seed,
+`proxy_seed`, as they know the network's width, so the graph is never sent. With a GCN, means are
+taken before the last product: q = ((1ᵀÂ / n) relu(H)) W + b.
 
 Wire, per client and round:  down  own model      up  model, q
 Private state: masks, and the optimizer's moments of weights and masks.
 Floats per client and round: 2P + h for P parameters and width h.
-Departures from the reference code: `regularizers=off` is what it really trains, because it takes
-both terms from detached copies, which have no gradient. `proximal=norm` is its norm of each tensor,
-not squared. It uploads the masks, which nobody reads, and sends the random graph (500F floats). It
-hands a client's first mask over from whoever trained before on the same worker; here all start at
-1. A client that has not trained yet gets the plain mean of the participants' models. Its network,
-and τ for disjoint clients, are `preset=paper`; that and no regularisers is `preset=reference`.
+Departures from the reference code: `regularizers=off` is the loss that the code in fact trains. It
+computes both terms from detached copies, which have no gradient. `proximal=norm` is its norm of
+each tensor, not squared. The code uploads the masks, which no party reads, and sends the random
+graph (500F floats). Its client starts with the mask of the client that trained before on the same
+worker; here all masks start at 1. A client that has not trained yet gets the plain mean of the
+participants' models. `preset=paper` has the code's network, and its τ for disjoint clients.
+`preset=reference` is the same without regularisers.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ PAPER: Settings = {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "ep
 
 @record
 class Update:
-    """What leaves a client: its weights without the mask, and q, (h,)."""
+    """The reply of a client: its weights without the mask, and q, (h,)."""
 
     model: Tree
     embedding: Tensor
@@ -70,19 +71,19 @@ class FedPUB(Mixing):
     epochs: Epochs = 1
     tau: Sharpness = 10.0
     lam_mask: Annotated[NonNegative, "λ1: L1 weight of the masks, and their threshold"] = 1e-3
-    lam_prox: Annotated[NonNegative, "λ2: weight of the pull to the received model"] = 1e-3
-    regularizers: Annotated[Literal["on", "off"], "off: what the public code trains"] = "on"
-    proximal: Annotated[Literal["squared", "norm"], "which norm λ2 weighs"] = "squared"
+    lam_prox: Annotated[NonNegative, "λ2: weight of the pull towards the received model"] = 1e-3
+    regularizers: Annotated[Literal["on", "off"], "off: the loss of the public code"] = "on"
+    proximal: Annotated[Literal["squared", "norm"], "norm that λ2 weights"] = "squared"
     proxy_seed: Annotated[int, "seed of the common random graph"] = 0
 
     space = USUAL | {
         "tau": Real(1, 20, log=True),
         **dict.fromkeys(("lam_mask", "lam_prox"), Real(1e-5, 0.1, log=True)),
     }
-    # Of the authors' scripts: disjoint clients, overlapping clients, default.
+    # From the authors' scripts: disjoint clients, overlapping clients, default.
     grids = paper_grid(tau=(3.0, 5.0, 10.0))
     paper = "Baek et al., Personalized Subgraph Federated Learning, ICML 2023"
-    not_private = "its clients also send how they answer to a probe, and the server compares them"
+    not_private = "its clients also send their output on a probe, and the server compares them"
     nets = EMBEDDERS
     compares_embeddings = True
     presets: ClassVar[Presets] = {"paper": PAPER, "reference": {**PAPER, "regularizers": "off"}}
@@ -110,7 +111,7 @@ class FedPUB(Mixing):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train weights and masks together; say what the result does on the random graph."""
+        """Train weights and masks together. Reply with the model and its output on the probe."""
         if state is None:
             state = Private(first_masks(received), None)
         start = {"model": received, "masks": state.masks}
@@ -118,18 +119,18 @@ class FedPUB(Mixing):
         params, moments = self.fit(graph, start, state.moments, key, adjust=adjust)
         model, masks = params["model"], params["masks"]
         net: Any = self.net
-        if hasattr(net, "dropout"):  # it plays no part in what the network precomputes
+        if hasattr(net, "dropout"):  # no view of the network depends on dropout
             net = replace(net, dropout=0.0)
         proxy = proxy_graph(net, self.proxy_seed, masks[0].dtype, masks[0].device)
         embedding = mean_embedding(self.net, masked(model, masks, self.lam_mask), proxy)
         return Update(model, embedding), Private(masks, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """The task's loss of the masked weights."""
+        """The task's loss with the masked weights."""
         return super().loss(masked(params["model"], params["masks"]), graph, key)
 
     def regularised(self, anchor: Tree, grads: Tree, params: Tree) -> Tree:
-        """The gradient with those of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖²."""
+        """Add the gradients of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖²."""
 
         def pulled(grad: Tensor, weight: Tensor, start: Tensor) -> Tensor:
             away = weight - start
@@ -145,7 +146,7 @@ class FedPUB(Mixing):
 
 @lru_cache(maxsize=4)
 def proxy_graph(net: Net, seed: int, dtype: torch.dtype, device: torch.device) -> Graph:
-    """The random graph, with what the network precomputes; the same for everybody."""
+    """The random graph with the network's views, which is identical for all parties."""
     key, nodes = fold(make_key(seed, device), "proxy"), BLOCKS * BLOCK_SIZE
     block = torch.arange(nodes, device=device) // BLOCK_SIZE
     chosen = uniform(fold(key, "edges"), (nodes, nodes)) < EDGE_PROBABILITY
@@ -156,7 +157,7 @@ def proxy_graph(net: Net, seed: int, dtype: torch.dtype, device: torch.device) -
 
 
 def mean_embedding(net: Net, params: Tree, proxy: Graph) -> Tensor:
-    """q: the mean over the nodes of what the last layer reads, (h,)."""
+    """q: the mean over the nodes of the last layer's input, (h,)."""
     if not isinstance(net, GCN):
         return embedder(net).embed(params, proxy).mean(0)
     *before, last, _ = params

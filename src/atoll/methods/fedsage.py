@@ -1,13 +1,14 @@
-"""FedSage: FedAvg of GraphSAGE, every client counting the same (Zhang et al., 2021).
+"""FedSage: FedAvg of GraphSAGE, with equal weights of all clients (Zhang et al., 2021).
 
     θ <- mean_i θ_i   over the participants;   θ is a GraphSAGE with the mean aggregator
 
 Wire, per client and round:  down  model      up  model (and one weight)
 Private state: the optimizer's moments.
 Floats per client and round: 2P + 1 for P parameters.
-Departures from the reference code: all neighbours and full batches instead of five sampled
-neighbours per hop and batches of 32; one common initial model instead of the mean of the clients'
-own; two layers of one width, as in OpenFGL, instead of widths 64 and 32 and a dense layer.
+Departures from the reference code: clients use all neighbours and full batches instead of five
+sampled neighbours per hop and batches of 32. All clients start from one common model instead of the
+mean of their own. The network has two layers of one width, as in OpenFGL, instead of widths 64 and
+32 and a dense layer.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,6 @@ class FedSage(Averaging):
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
-        """Minimise the cross entropy on the training nodes, from the received model."""
+        """Train the received model on the training nodes."""
         model, moments = self.fit(graph, model, state, key)
         return Update(model, graph.size(self.weight_by)), moments

@@ -1,47 +1,50 @@
 """FedSage+: FedSage on graphs mended with generated neighbours (Zhang et al., 2021).
 
-A client hides some of its nodes from itself. A kept node v then lacks n_v neighbours with features
-X_v, and a private generator (NeighGen) learns to make them up: from its embedding and noise, their
-number n̂_v and p_max features x̂_v, of which the first a_v = min(⌊n̂_v⌋, p_max) are used.
+A client hides a share of its nodes from itself. A kept node v then lacks n_v neighbours with
+features X_v. A private generator (NeighGen) learns to replace them. From v's embedding and noise it
+generates their number n̂_v and p_max features x̂_v; the first a_v = min(⌊n̂_v⌋, p_max) are used.
 
-    L_d = mean_v smoothL1(n̂_v, n_v)
-    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)²
-    learn   a generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE
-    pull    x̂ goes on with  λ_f (L_f + Σ_{j≠i} L_f^j) / K  for K participants
-    mend    every node gets its a_v neighbours, joined in both directions
-    train   FedSage on the mended graphs:  θ <- mean_i θ_i
+    L_d = mean_v smoothL1(n̂_v, n_v).
+    L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)².
+    learn   A generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE.
+    pull    x̂ continues with  λ_f (L_f + Σ_{j≠i} L_f^j) / K  for K participants.
+    mend    Every node gets its a_v neighbours, connected in both directions.
+    train   FedSage on the mended graphs:  θ <- mean_i θ_i.
 
-X_v are up to p_max of the hidden neighbours, in L_f^j neighbours of a random node of client j; CE
-is of the classifier on the mended graph without hidden nodes; `mend` is for these as well. `learn`
-(`generator_epochs` epochs) and `pull` (`exchanges` times) belong to the first `generator_rounds`
-rounds, `train` to the last of these and all later ones: by default the first round does all, and
-every round trains the classifier. Until then the initial classifier is deployed; a client predicts
-on its graph until it mends it. One that missed the first rounds learns alone before.
+X_v are up to p_max hidden neighbours of v; in L_f^j they are neighbours of a random node of client
+j. CE is the classifier's loss on the mended graph without hidden nodes; `mend` also mends hidden
+nodes. `learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) run in the first
+`generator_rounds` rounds. `train` runs in the last of these and in all later rounds. By default the
+first round does all three, and every round trains the classifier. Before that, the initial
+classifier is deployed. A client predicts on its graph until it has mended it. A client that missed
+the first rounds learns without the others before it trains.
 
-In an exchange client i shows x̂ of some kept nodes, the others return the gradient by it, and client
-i propagates the sum back through its generator: by the chain rule the gradient of the published
-form, in which whole generators and embeddings travel. It is 2 (x̂ - x) / D, so that whoever has x̂
-can solve it for a row x of features: an owner gets the sum over the others, but the server sees
-each. The published form hides no more: its gradient by the last weights, Σ_v h_v ⊗ this one, can be
-solved as well by whoever has the h_v, if they are fewer than `wide`.
+In an exchange, client i sends x̂ of some kept nodes, and the others return the gradient with
+respect to x̂. Client i propagates the sum back through its generator. By the chain rule this is the
+gradient of the published form, which sends whole generators and embeddings. The gradient is 2 (x̂ -
+x) / D, so a party that has x̂ can solve it for a row x of features. An owner gets only the sum over
+the others, but the server sees each gradient. The published form hides no more. Its gradient with
+respect to the last weights is Σ_v h_v ⊗ this gradient. A party that has the h_v can solve it as
+well, if there are fewer than `wide` of them.
 
-Wire, per client and round:  down  model      up  model (and one weight);   in each exchange   up
-x̂ of `exchanged_nodes` nodes, down what all show (the v-th of these nodes of all clients together,
-without most slots that are not used), up gradients by it, down the sum of the own ones
+Wire, per client and round:  down  model      up  model (and one weight).
+In each exchange, up x̂ of `exchanged_nodes` nodes, down the x̂ of all clients, up the gradients
+with respect to them, down the sum for the client's own x̂. The server joins the v-th nodes of all
+clients and omits most unused slots.
 Private state: the generator and the key of its noise, later also the classifier's moments.
-Floats per client and round: 2P + 1; in an exchange at most 2 (K + 1) X for K participants and X =
-exchanged_nodes · p_max · D (Cora 0.46 M; published 2K · 15.2 M), of which the server holds K² X; on
-Cora a tenth of the slots is sent on.
-Departures from the reference code: the minimum is one (the released loop ends at the last
-candidate); made nodes are heard; all nodes are mended, not only kept ones; the mended graph's noise
-is drawn once; L_d and L_f run over all kept nodes, as in the paper, not over training nodes alone;
-n̂ starts near one, because a ReLU that starts at zero stays there; the generator is 256 wide
-(`preset=paper`: 2048; Cora, 10 clients: 5.4 GB at most instead of 2.0, and three times as slow).
-Nothing private has a node axis: the mended graph is derived from the state. On a CPU only slots
-that are used are made (Cora: one in thirty), and `fused` keeps them for later rounds; on a GPU, and
-where they are too many, the graph is mended again for every step, on a GPU in all slots, N · p_max
-· D floats (Cora 78 MB, PubMed 197 MB).
-`compat` brings faults back: `last` candidate, `one-directional` edges, which no real node hears
+Floats per client and round: 2P + 1. An exchange adds at most 2 (K + 1) X for K participants, X =
+exchanged_nodes · p_max · D (Cora 0.46 M; published form 2K · 15.2 M). The server then holds K² X.
+On Cora the server forwards a tenth of the slots.
+Departures from the reference code: L_f uses the nearest candidate (the released loop keeps the last
+one). Real nodes read generated nodes. All nodes are mended, not only kept ones. The noise of
+the mended graph is drawn once. L_d and L_f use all kept nodes, as in the paper, not only training
+nodes. n̂ starts near one, because a ReLU that starts at zero stays there. The generator is 256
+wide; `preset=paper` has 2048 (Cora, 10 clients: up to 5.4 GB instead of 2.0, a third of the speed).
+No private state has a node axis, because the mended graph is derived from the state. A CPU computes
+only the used slots (Cora: one in thirty), and `fused` caches them for later rounds. If they are too
+many, or on a GPU, every step mends the graph again. A GPU computes all slots, N · p_max · D floats
+(Cora 78 MB, PubMed 197 MB).
+`compat` repeats faults: `last` candidate, `one-directional` edges, which no real node reads
 (FedSage+ is then FedSage), `openfgl` both.
 """
 
@@ -78,21 +81,21 @@ ANSWERED = (
 
 @record
 class Shown:
-    """Generated features, (M, p, D); zero where a slot is not used."""
+    """Generated features, (M, p, D). Unused slots are zero."""
 
     x: Tensor
 
 
 @record
 class Answer:
-    """Gradients by what all participants showed, (K, M, p, D)."""
+    """Gradients with respect to the features of all participants, (K, M, p, D)."""
 
     slopes: Tensor
 
 
 @record
 class Pull:
-    """The sum of the others' answers, (M, p, D), and 1 / K."""
+    """The message of `pull`: the sum of the others' answers, (M, p, D), and 1 / K."""
 
     slopes: Tensor
     share: Tensor
@@ -100,17 +103,17 @@ class Pull:
 
 @record
 class Learning:
-    """What a client keeps while its generator trains."""
+    """The private state while the generator trains."""
 
     generator: Tree  # NeighGen and a classifier
     seed: Tensor  # key of the hidden nodes and of the noise of mending
-    shown: Tensor  # key of the nodes and of the noise last shown
-    moments: Tree  # of the part `features`, while it trains together with others
+    shown: Tensor  # key of the nodes and of the noise of the latest `Shown`
+    moments: Tree  # of the part `features`, while clients exchange gradients
 
 
 @record
 class Mended:
-    """What a client keeps afterwards; `moments` are those of the shared classifier."""
+    """The private state afterwards. `moments` belong to the shared classifier."""
 
     generator: Tree
     seed: Tensor
@@ -119,7 +122,7 @@ class Mended:
 
 @record
 class Seen:
-    """What stays the same while features are exchanged: hidden nodes, and the encoder's output."""
+    """Values that are constant during exchanges: hidden nodes, and the encoder's output."""
 
     lost: parts.Lost
     z: Tensor  # (N, latent)
@@ -127,13 +130,13 @@ class Seen:
 
 
 class Sample(NamedTuple):
-    """Kept nodes whose generated features are shown."""
+    """Kept nodes whose generated features a client sends."""
 
     nodes: Tensor  # their numbers, (M,)
     z: Tensor  # their embeddings, with noise, (M, latent)
-    used: Tensor  # one for slots that are used, of nodes that have lost neighbours, (M, p)
-    size: Tensor  # how many they are; the rest of M is padding, whose slots are not used
-    places: Places | None  # where slots are used, among M; None where all are made
+    used: Tensor  # one for used slots of nodes that have lost neighbours, (M, p)
+    size: Tensor  # the number of nodes; the rest of M is padding, whose slots are unused
+    places: Places | None  # the used slots among M, or None if all slots are computed
 
 
 @dataclass(frozen=True)
@@ -144,22 +147,22 @@ class FedSagePlus(Averaging):
     weight_by: hyper.WeightBy = "uniform"
     optimizer_state: hyper.OptimizerState = "keep"
     generator_rounds: Annotated[hyper.OneOrMore, "rounds in which generators train"] = 1
-    generator_epochs: Annotated[hyper.ZeroOrMore, "epochs of a generator by itself"] = 20
-    generator_lr: Annotated[hyper.LearningRate, "rate of the generators"] = 1e-3
-    exchanges: Annotated[hyper.ZeroOrMore, "times that clients exchange gradients in a round"] = 20
-    exchanged_nodes: Annotated[hyper.OneOrMore, "nodes whose generated features are shown"] = 64
+    generator_epochs: Annotated[hyper.ZeroOrMore, "epochs of a generator before exchanges"] = 20
+    generator_lr: Annotated[hyper.LearningRate, "learning rate of the generators"] = 1e-3
+    exchanges: Annotated[hyper.ZeroOrMore, "exchanges of gradients per round"] = 20
+    exchanged_nodes: Annotated[hyper.OneOrMore, "nodes per client in an exchange"] = 64
     hide: Annotated[
         float,
         hyper.Limits(above=0, below=1, words="a share between 0 and 1"),
         "share of nodes to hide",
     ] = 0.5
-    p_max: Annotated[hyper.OneOrMore, "most generated neighbours of a node"] = 5
+    p_max: Annotated[hyper.OneOrMore, "largest number of generated neighbours of a node"] = 5
     latent: Annotated[hyper.OneOrMore, "width of the encoder's output"] = 128
     narrow: Annotated[hyper.OneOrMore, "width of the generator's first hidden layer"] = 256
     wide: Annotated[hyper.OneOrMore, "width of the generator's second hidden layer"] = 256
     lam_d: Annotated[hyper.NonNegative, "weight of the loss of degrees"] = 1.0
     lam_f: Annotated[hyper.NonNegative, "weight of the loss of features"] = 1.0
-    lam_c: Annotated[hyper.NonNegative, "weight of the classification"] = 1.0
+    lam_c: Annotated[hyper.NonNegative, "weight of the classification loss"] = 1.0
     compat: Annotated[
         Literal["none", "last", "one-directional", "openfgl"], "faults of public codes to repeat"
     ] = "none"
@@ -213,14 +216,14 @@ class FedSagePlus(Averaging):
 
     @property
     def reach(self) -> None:
-        return None  # its generator looks further than its classifier
+        return None  # the generator depends on more hops than the classifier
 
     def derived_from(self, state: Tree) -> Tree:
         if isinstance(state, Mended):
             return state.generator, state.seed
         if not isinstance(state, Learning):
             return None
-        # The rest of the generator trains in exchanges, and nothing here depends on it.
+        # Exchanges train the rest of the generator, and nothing here depends on it.
         fixed = {name: state.generator[name] for name in ("encoder", "degree")}
         return fixed, state.seed
 
@@ -253,26 +256,26 @@ class FedSagePlus(Averaging):
     def learn(
         self, graph: Graph, nothing: Tree, state: Learning | None, key: Tensor
     ) -> tuple[Shown, Learning]:
-        """Train the generator alone, and show what it makes."""
+        """Train the generator without the other clients. Reply with generated features."""
         state = self._learned(graph, state, key)
-        # Anew: `graph.derived` is of the generator before these epochs.
+        # Compute it again, because `graph.derived` belongs to the generator before these epochs.
         sample = self._sample(graph, self._seen(graph, state.generator, state.seed), state.shown)
         return self._show(state.generator["features"], sample), state
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
-        """The gradient of the feature loss with neighbours of random nodes of this client."""
+        """Return the gradient of the feature loss against neighbours of random local nodes."""
         true, there = self._strangers(graph, shown.shape[1], key)
-        # All that was shown as number m meets the same candidates: one product for each m.
+        # All features with number m meet the same candidates: one product for each m.
         made = shown.movedim(1, 0).flatten(1, -2)
-        # A slot that its owner does not use is zero, and the answer there is zero as well.
+        # An unused slot is zero, and so is the answer.
         asked = made.any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
         scale = asked * (2 / made.shape[-1])
         slopes = made * scale - (parts.compared(made, true, there, self._last) * scale) @ true
         return Answer(slopes.reshape(shown.movedim(1, 0).shape).movedim(0, 1))
 
     def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbours of so many random nodes: features, (M, p, D), and which exist, (M, p)."""
+        """Neighbours of `count` random nodes: features, (M, p, D), and which exist, (M, p)."""
         near = fold(key, "neighbours")
         index, there = parts.some_neighbours(near, graph, graph.real, self.p_max)
         order = parts.random_order(fold(key, "nodes"), graph, there[:, 0])
@@ -284,7 +287,7 @@ class FedSagePlus(Averaging):
     def pull(
         self, graph: Graph, message: Pull, state: Learning, key: Tensor
     ) -> tuple[Shown, Learning]:
-        """One step of the features' generator by the answers and the own loss; show the next."""
+        """Take one step of the feature generator with the answers. Reply with new features."""
         seen = self._derived(graph, state)
         lost, sample = seen.lost, self._sample(graph, seen, state.shown)
         nodes, places = sample.nodes, sample.places
@@ -309,7 +312,7 @@ class FedSagePlus(Averaging):
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Mended]:
-        """Mend the graph, and minimise the cross entropy on it from the received model."""
+        """Mend the graph, then train the received model on it with cross entropy."""
         if state is None:
             state = self._learned(graph, None, fold(key, "alone"))
         if isinstance(state, Learning):
@@ -325,7 +328,7 @@ class FedSagePlus(Averaging):
         return Update(model, graph.size(self.weight_by)), replace(state, moments=moments)
 
     def mend(self, graph: Graph, generator: Tree, key: Tensor, sparing: bool = False) -> parts.Made:
-        """Generated neighbours of all nodes, by the key; if `sparing`, only those that are read."""
+        """Generate neighbours of all nodes with the key. If `sparing`, only the used slots."""
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
         places = used_places(used * self._both_ways) if sparing else None
@@ -335,7 +338,7 @@ class FedSagePlus(Averaging):
     def _joined(
         self, layers: Tree, ids: Tensor, z: Tensor, key: Tensor, read: Tensor, places: Places | None
     ) -> parts.Made:
-        """Made nodes of all nodes' embeddings and noise by the key, joined where they are read."""
+        """Generate neighbours from embeddings and keyed noise, and connect those in `read`."""
         if places is not None:
             z, ids, read = z[places.nodes], ids[places.nodes], places.at_slots(read)
         x = self.neighgen.make(layers, z + self._noise(key, ids, z), places)
@@ -343,11 +346,11 @@ class FedSagePlus(Averaging):
 
     @property
     def _both_ways(self) -> int:
-        """One if a real node reads those that were made for it, else zero."""
+        """One if a real node reads its generated neighbours, else zero."""
         return int(self.compat not in ("one-directional", "openfgl"))
 
     def _learned(self, graph: Graph, state: Learning | None, key: Tensor) -> Learning:
-        """The generator after some epochs alone."""
+        """Train the generator for `generator_epochs` epochs without the other clients."""
         if state is None:
             start = self.neighgen.init(fold(key, "generator"))
             start["classifier"] = self.net.init(fold(key, "classifier"))
@@ -356,7 +359,7 @@ class FedSagePlus(Averaging):
 
         def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
             z, count = self.neighgen.encode(params, graph, lost.kept)
-            # The neighbours of hidden nodes reach no loss.
+            # The neighbours of hidden nodes are in no loss.
             used = self.neighgen.used(count) * lost.kept.unsqueeze(-1)
             places = used_places(used)
             slots, classifier = (used * self._both_ways, places), params["classifier"]
@@ -377,11 +380,11 @@ class FedSagePlus(Averaging):
         return Learning(generator, state.seed, key, None)
 
     def _sample(self, graph: Graph, seen: Seen, key: Tensor) -> Sample:
-        """Some kept nodes, from what the encoder found on all."""
+        """Draw kept nodes, given the encoder's output on all nodes."""
         lost = seen.lost
         order = parts.random_order(fold(key, "nodes"), graph, lost.kept)
         turn = torch.arange(self.exchanged_nodes, device=order.device)
-        nodes = order[turn.remainder(order.shape[0])]  # again from the first, if there are fewer
+        nodes = order[turn.remainder(order.shape[0])]  # repeat them if there are fewer
         z, guess = seen.z[nodes], seen.count[nodes]
         mask = (turn < lost.kept.sum()).to(z.dtype)
         used = self.neighgen.used(guess) * (mask * lost.there[nodes, 0]).unsqueeze(-1)
@@ -389,13 +392,13 @@ class FedSagePlus(Averaging):
         return Sample(nodes, noisy, used, mask.sum().clamp(min=1), used_places(used))
 
     def _made(self, layers: Tree, sample: Sample) -> Tensor:
-        """x̂ of a sample."""
+        """Generate x̂ of a sample."""
         z = sample.z if sample.places is None else sample.z[sample.places.nodes]
         return self.neighgen.make(layers, z, sample.places)
 
     def _show(self, layers: Tree, sample: Sample) -> Shown:
         made, places = self._made(layers, sample), sample.places
-        if places is not None:  # zero where a slot is not used
+        if places is not None:  # unused slots are zero
             return Shown(places.spread(made))
         return Shown(made * sample.used.unsqueeze(-1))
 

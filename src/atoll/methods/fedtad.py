@@ -1,29 +1,31 @@
-"""FedTAD: distil what each client knows best, on made-up graphs (Zhu et al., 2024).
+"""FedTAD: distil each client's most reliable knowledge on generated graphs (Zhu et al., 2024).
 
-    once      φ_k^c = Σ_{i train, y_i = c} mean_{j ∈ N(i)} cos(h_i, h_j),  h = [x ‖ walk returns]
-    round     clients train; the base method (FedAvg) aggregates: w̃
-    I times   z ~ N(0, I);  X̂ = P(z, ŷ; θ);  Ĝ = k nearest neighbours of X̂
-              I_g steps on θ:  minimise  λ1 L_sem + λ2 L_div - L_diverg
-              I_d steps on w̃:  minimise  L_diverg
-    L_sem = Σ_k Σ_i r_ki CE(f_k(i), ŷ_i),   L_diverg = Σ_k Σ_i r_ki KL(f̃(i) ‖ f_k(i)),
-    L_div = mean_ij cos(x̂_i, x̂_j),         r_ki = φ_k^ŷi / Σ_k φ_k^ŷi over the participants
+    once      φ_k^c = Σ_{i train, y_i = c} mean_{j ∈ N(i)} cos(h_i, h_j),  h = [x ‖ walk returns].
+    round     Clients train; the base method (FedAvg) aggregates their models to w̃.
+    I times   z ~ N(0, I);  X̂ = P(z, ŷ; θ);  Ĝ = k nearest neighbours of X̂.
+              I_g steps on θ:  minimise  λ1 L_sem + λ2 L_div - L_diverg.
+              I_d steps on w̃:  minimise  L_diverg.
+    L_sem = Σ_k Σ_i r_ki CE(f_k(i), ŷ_i),   L_diverg = Σ_k Σ_i r_ki KL(f̃(i) ‖ f_k(i)).
+    L_div = mean_ij cos(x̂_i, x̂_j),         r_ki = φ_k^ŷi / Σ_k φ_k^ŷi over the participants.
 
-Wire, per client and round:  down  what the base sends      up  what the base asks for; once, φ
+Wire, per client and round:  down  the base's message      up  the base's reply; once, φ
 Private state: the base's (the optimizer's moments for FedAvg).
 Floats per client and round: the base's (2P + 1 for P parameters); once C for C classes.
-Departures from the reference code: φ is Eqs. 3 to 5 (the code's φ, `reliability=reference`, is in
-effect the number of labelled nodes: its transition matrix is a diagonal and walks visit random
-nodes); negative φ count as zero, and so does a class that no participant has; predictions on
-pseudo graphs have no dropout (`server_dropout=true` brings the code's back). FedTAD-r-eq of Fig. 4a
-distils on the real graph, which no server has: it is the baseline `fedtad-real` of `atoll compare`,
-an oracle without privacy. Readings where paper and code differ have names: `discrepancy` kl | l1
-(the code's, which also holds the local models' predictions fixed for the generator), `diversity`
-cosine | mode-seeking (added once per client in the code), `reduce` sum | mean over the pseudo nodes
-of a class, `neighbours_by` dot | cosine (the code's, made symmetric). With a base that
-personalises, every participant's model is corrected, by the same teachers: distillation then pulls
-the models towards what all agree on. The server's two rates are shares of the clients' rate, a
-tenth as in the code (1e-3 beside 1e-2; the paper is silent): an absolute 1e-3 ruins the model at a
-client rate of 1e-3. Where clients do not use Adam, the shares are of Adam's own 1e-2.
+Departures from the reference code: φ is Eqs. 3 to 5. The code's φ (`reliability=reference`) is in
+effect the number of labelled nodes, because its transition matrix is diagonal and walks visit
+random nodes. Negative φ count as zero, and so does a class that no participant has. Predictions on
+pseudo graphs have no dropout (`server_dropout=true` is the code's behaviour). FedTAD-r-eq of Fig.
+4a distils on the real graph, which no server has. It is the baseline `fedtad-real` of `atoll
+compare`, an oracle without privacy. Variants in which paper and code differ have names:
+- `discrepancy` kl | l1 (the code's; its generator holds local predictions fixed);
+- `diversity` cosine | mode-seeking (the code adds it once per client);
+- `reduce` sum | mean over the pseudo nodes of a class;
+- `neighbours_by` dot | cosine (the code's, made symmetric).
+With a base that personalises, the same teachers correct every participant's model. Distillation
+then pulls the models towards the common predictions. The server's two rates are shares of the
+clients' rate. The default is a tenth as in the code (1e-3 for 1e-2; the paper reports no value),
+because an absolute 1e-3 ruins the model at a client rate of 1e-3. If clients do not use Adam, the
+shares refer to Adam's default rate, 1e-2.
 """
 
 from collections.abc import Mapping
@@ -56,14 +58,14 @@ PLAYED = ("iterations", "generator_steps", "distil_steps")
 
 @record
 class Reliability:
-    """What leaves a client once: how far its knowledge of each class can be trusted, (C,)."""
+    """The reply that a client sends once: the reliability of its knowledge of each class, (C,)."""
 
     phi: Tensor
 
 
 @record
 class Server:
-    """What the base method keeps, the clients' reliabilities, and the distillation's own state."""
+    """The base method's tree, the clients' reliabilities, and the state of the distillation."""
 
     base: Tree
     phi: Tensor
@@ -74,15 +76,15 @@ class Server:
 
 @dataclass(frozen=True)
 class FedTAD(Wrapper, Averaging):
-    """Topology-aware data-free distillation; without a base it averages itself."""
+    """Topology-aware data-free distillation. Without a base it averages as FedAvg does."""
 
     base: Annotated[Method | None, "method that aggregates; none: FedAvg"] = None
     reliability: Annotated[
-        Literal["topology", "nodes", "equal", "reference"], "φ: how a client's trust is measured"
+        Literal["topology", "nodes", "equal", "reference"], "φ: measure of a client's reliability"
     ] = "topology"
-    walk_length: Annotated[OneOrMore, "longest walk whose return is a feature"] = 5
+    walk_length: Annotated[OneOrMore, "longest walk whose return probability is a feature"] = 5
     phi_noise: Annotated[float, "relative noise on φ before it is sent"] = 0.0
-    iterations: Annotated[ZeroOrMore, "I: how often both play in a round"] = 5
+    iterations: Annotated[ZeroOrMore, "I: iterations of generator and model per round"] = 5
     generator_steps: Annotated[ZeroOrMore, "I_g: steps of the generator"] = 1
     distil_steps: Annotated[ZeroOrMore, "I_d: steps of the distilled model"] = 5
     pseudo_nodes: Annotated[Width, "nodes of a pseudo graph"] = 100
@@ -93,13 +95,13 @@ class FedTAD(Wrapper, Averaging):
     lam_diverg: Annotated[float, "weight of L_diverg for the generator"] = 1.0
     generator_ratio: Annotated[Positive, "generator's rate, as a share of the clients'"] = 0.1
     distil_ratio: Annotated[Positive, "distilled model's rate, as a share of the clients'"] = 0.1
-    generator_lr: Annotated[NonNegative, "generator's rate in place of the share; 0: none"] = 0.0
-    distil_lr: Annotated[NonNegative, "the same of the distilled model"] = 0.0
+    generator_lr: Annotated[NonNegative, "absolute rate of the generator; 0: use the share"] = 0.0
+    distil_lr: Annotated[NonNegative, "absolute rate of the distilled model; 0: the share"] = 0.0
     discrepancy: Annotated[Literal["kl", "l1"], "D in L_diverg"] = "l1"
-    diversity: Annotated[Literal["cosine", "mode-seeking"], "what L_div measures"] = "mode-seeking"
+    diversity: Annotated[Literal["cosine", "mode-seeking"], "form of L_div"] = "mode-seeking"
     reduce: Annotated[Literal["sum", "mean"], "over the pseudo nodes of a class"] = "mean"
-    neighbours_by: Annotated[Literal["dot", "cosine"], "similarity behind pseudo edges"] = "cosine"
-    server_dropout: Annotated[bool, "whether pseudo graphs are seen with dropout"] = False
+    neighbours_by: Annotated[Literal["dot", "cosine"], "similarity for pseudo edges"] = "cosine"
+    server_dropout: Annotated[bool, "whether predictions on pseudo graphs use dropout"] = False
     aggregate: Aggregate = Mean()
 
     space = USUAL | {
@@ -123,9 +125,9 @@ class FedTAD(Wrapper, Averaging):
     presets = preset_table(
         *("reliability", "discrepancy", "diversity", "reduce", "neighbours_by"),
         *("lam_sem", "lam_div", "server_dropout"),
-        # Eqs. 3 to 11. The paper tunes both λ and prints no choice; these are its grid's middle.
+        # Eqs. 3 to 11. The paper tunes both λ and reports no choice; these are its grid's middle.
         paper=("topology", "kl", "cosine", "sum", "dot", 0.01, 0.01, False),
-        # The public code's defaults, errors of its φ and dropout on the server included.
+        # The public code's defaults, with the errors of its φ and dropout on the server.
         reference=("reference", "l1", "mode-seeking", "mean", "cosine", 1.0, 1.0, True),
     )
 
@@ -134,7 +136,7 @@ class FedTAD(Wrapper, Averaging):
         allowed = (Mean(), getattr(self.base, "aggregate", Mean()))
         if self.base is not None and self.aggregate not in allowed:
             raise ConfigError(
-                f"fedtad on a base aggregates as {type(self.base).__name__} does; leave out "
+                f"fedtad on a base aggregates as {type(self.base).__name__} does; remove "
                 "aggregate, or give it to the base as well"
             )
 
@@ -177,25 +179,25 @@ class FedTAD(Wrapper, Averaging):
         if isinstance(deployed, ToEach):
             of_model = torch.func.vmap(of_model)
         found = clients.map(self.assess, ToAll(Empty())).phi
-        # A site that is away now is trusted in no class, also when it comes back.
+        # An absent site has no reliability in any class, also when it returns.
         phi = put(found.new_zeros(clients.total, *found.shape[1:]), clients.positions, found)
         return Server(base, phi, generator, moments, of_model(deployed.tree))
 
     def round(self, server: Server, clients: Clients) -> Server:
         base = self._hooks.round(server.base, clients)
-        reply: Any = clients.replies.get("train")  # with a base, whatever its clients send
+        reply: Any = clients.replies.get("train")  # with a base, any record
         teachers = None if reply is None else self.local(reply)
         name = type(self.base).__name__
         if not leaves(getattr(reply, "model", teachers)):
-            raise ConfigError(f"fedtad distils what clients upload, and {name} uploads no model")
+            raise ConfigError(f"fedtad distils uploaded models, and {name} uploads no model")
         deployed = self._hooks.deploy(base)
         if self.scored_as() == "personalised" and not isinstance(deployed, ToEach):
-            # One model for all, and yet each client has its own: the rest of it never leaves.
+            # All clients get one model, but each also has private layers, which never leave.
             raise ConfigError(f"fedtad distils whole models, and {name} uploads only their base")
         return self._distil(server, base, teachers, clients)
 
     def lesson(self, teachers: Tree, share: Tensor, personal: bool) -> "Lesson":
-        """One round's distillation; the baseline `fedtad-real` gives another."""
+        """The distillation of one round. The baseline `fedtad-real` overrides it."""
         return Lesson(self, teachers, share, personal)
 
     def of_base(self, server: Server) -> Tree:
@@ -207,7 +209,7 @@ class FedTAD(Wrapper, Averaging):
 
     @client_step(keeps_state=True)
     def assess(self, graph: Graph, nothing: Tree, state: Tree, key: Tensor) -> Reliability:
-        """How far this client's knowledge of each class can be trusted."""
+        """Compute the reliability of this client's knowledge of each class."""
         truth = functional.one_hot(graph.y, self.net.classes).to(graph.real.dtype)
         trusted = graph.tensor_view("similarity") * graph.train
         phi = (truth * trusted.unsqueeze(-1)).sum(0)
@@ -219,18 +221,18 @@ class FedTAD(Wrapper, Averaging):
 
     @client_step
     def train(self, graph: Graph, model: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
-        """FedAvg's step, for want of a base: cross entropy from the received model."""
+        """FedAvg's step, used without a base: train the received model."""
         model, state = self.fit(graph, model, state, key)
         return Update(model, graph.size("nodes")), state
 
     def _distil(self, server: Server, base: Tree, teachers: Tree, clients: Clients) -> Server:
-        """Play generator against deployed model, and put the corrected model in its place."""
+        """Alternate steps of generator and deployed model, then deploy the corrected model."""
         deployed, rows = self._hooks.deploy(base), clients.positions
         personal = isinstance(deployed, ToEach)
         students, moments = deployed.tree, server.model_moments
         if personal:
             students, moments = take(students, rows), take(moments, rows)
-        # Matrices stored by column: products with all of them need no copy.
+        # Matrices are stored by column, so products with all of them need no copy.
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
         lesson = self.lesson(stored, _share(server.phi[rows]), personal)
         start = server.generator, server.generator_moments, students, moments
@@ -249,16 +251,16 @@ class FedTAD(Wrapper, Averaging):
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """One round's distillation: who teaches, and how far each is trusted on each class."""
+    """The distillation of one round: the teachers, and the trust in each for each class."""
 
     method: FedTAD
     teachers: Tree  # the participants' trained models, stacked (K, ...)
-    share: Tensor  # of the trust for each class, (K, C); columns sum to one, or to zero
-    personal: bool  # whether students are stacked (one for each participant) or a single model
+    share: Tensor  # of the trust in each class, (K, C); columns sum to one, or to zero
+    personal: bool  # whether students are stacked (one per participant) or a single model
 
     @cached_property
     def labels(self) -> Tensor:
-        """Labels of the pseudo nodes, (B,): equally many of each, the rest of the last class."""
+        """Labels of the pseudo nodes, (B,): equal counts per class, the rest in the last class."""
         count, classes = self.method.pseudo_nodes, self.share.shape[1]
         each = torch.arange(count, device=self.share.device) // (count // classes)
         return each.clamp(max=classes - 1)
@@ -274,11 +276,11 @@ class Lesson:
     def play(
         self, generator: Tree, its_moments: Tree, students: Tree, moments: Tree, key: Tensor
     ) -> tuple[Tree, Tree, Tree, Tree]:
-        """All iterations of a round: steps of the generator, then of the students."""
+        """Run all iterations of a round: steps of the generator, then of the students."""
         keys = [fold(key, "distil", number) for number in range(self.method.iterations)]
         noise = torch.func.vmap(self.noise)(torch.stack(keys)) if keys else ()
         for number, drawn in enumerate(zip(noise, keys, strict=True)):
-            # The first iteration reads the server's trees; later ones may overwrite their own.
+            # The first iteration reads the server's trees. Later ones may overwrite their own.
             own = number > 0
             made = self.make_harder(generator, its_moments, students, *drawn, owned=own)
             generator, its_moments = made
@@ -295,7 +297,7 @@ class Lesson:
         key: Tensor,
         owned: bool = False,
     ) -> tuple[Tree, Tree]:
-        """Steps of the generator: nodes that teachers know, that differ, and divide the models."""
+        """Train the generator: teachers know its nodes, which differ and separate the models."""
         method, labels, weight = self.method, self.labels, self.weight
 
         def loss(params: Tree, key: Tensor) -> Tensor:
@@ -326,7 +328,7 @@ class Lesson:
         key: Tensor,
         owned: bool = False,
     ) -> tuple[Tree, Tree]:
-        """Steps of the student, or of each, towards the trusted teachers' answers."""
+        """Train the student, or each student, towards the answers of the trusted teachers."""
         method, weight = self.method, self.weight
         with torch.no_grad():
             graph = self.drawn(generator, noise)
@@ -348,16 +350,16 @@ class Lesson:
         return corrected
 
     def drawn(self, generator: Tree, noise: Tensor) -> Graph:
-        """The graph that students learn on."""
+        """The graph that the students learn from."""
         return self.pseudo_graph(self.method.generator(generator, noise, self.labels))
 
     def noise(self, key: Tensor) -> Tensor:
-        """What the generator turns into nodes, (B, noise_size)."""
+        """The generator's noise, (B, noise_size)."""
         shape = (self.method.pseudo_nodes, self.method.noise_size)
         return normal(fold(key, "noise"), shape, self.share.dtype)
 
     def pseudo_graph(self, x: Tensor) -> Graph:
-        """A graph of generated features: every node with its nearest neighbours."""
+        """A graph of generated features. Every node is connected to its nearest neighbours."""
         method = self.method
         edges, weight = parts.nearest_neighbours(x, method.neighbours, method.neighbours_by)
         return make_graph(x, edges, self.labels, edge_weight=weight, views=method._hooks.views)
@@ -365,7 +367,7 @@ class Lesson:
     def answers(
         self, models: Tree, graph: Graph, key: Tensor | None = None, whose: str = "", *, many: bool
     ) -> Tensor:
-        """Logits of one model (B, C), or of stacked ones (K, B, C), on one pseudo graph."""
+        """Logits of one model (B, C), or of stacked models (K, B, C), on one pseudo graph."""
         predict, noise = self.method.predict, None
         if key is not None and self.method.server_dropout:
             noise = fold(key, whose)
@@ -380,7 +382,7 @@ class Lesson:
 
 
 def _share(phi: Tensor) -> Tensor:
-    """Each participant's part in the reliability of a class, (K, C); zero if it is zero for all."""
+    """Each participant's share in the reliability of a class, (K, C), or zero if all are zero."""
     phi = phi.clamp(min=0)
     total = phi.sum(0)
     return torch.where(total > 0, phi / torch.where(total > 0, total, torch.ones_like(total)), 0.0)

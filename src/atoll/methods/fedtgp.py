@@ -1,30 +1,30 @@
-"""FedTGP: the server learns class prototypes that keep a margin (Zhang et al., 2024).
+"""FedTGP: the server learns class prototypes with a margin between them (Zhang et al., 2024).
 
-    P_i^c = mean of z_v over client i's training nodes v of class c, for the classes that it owns
-    P̂^c = F(v^c),   F = linear, ReLU, linear, all of width h;   v^c and F are the server's
-    min_{v, F}  mean over the uploaded P_i^c of  CE_c( -‖P_i^c - P̂^c'‖ - δ [c' = c] )
-    δ = min(margin, τ),   Q^c = mean of P_i^c over the owners of class c
-    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to P̂, none at first
+    P_i^c = mean of z_v over client i's training nodes v of class c, for the classes it has.
+    P̂^c = F(v^c),   F = linear, ReLU, linear, all of width h;   v^c and F are the server's.
+    min_{v, F}  mean over the uploaded P_i^c of  CE_c( -‖P_i^c - P̂^c'‖ - δ [c' = c] ).
+    δ = min(margin, τ),   Q^c = mean of P_i^c over the clients that have class c.
+    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to P̂; R = 0 at first.
 
-    margin  code     the largest distance of a Q^c to its nearest other one   authors' code
-            paper    the largest distance of any two Q^c                      the paper
-            openfgl  as `code`, but Q is the sum divided by K^C (K clients, C classes): nearly zero
-    pull    nodes    mean over training nodes and dimensions of (z_v - P̂^{y_v})²   authors' code
-            classes  the same mean within each class, summed over classes          OpenFGL
-            means    mean over the client's classes of ‖P_i^c - P̂^c‖               the paper
+    margin  code     the largest distance of a Q^c to its nearest other one.  Authors' code.
+            paper    the largest distance of any two Q^c.                     The paper.
+            openfgl  as `code`, but Q is the sum over K^C (K clients, C classes): nearly zero.
+    pull    nodes    mean over training nodes and dimensions of (z_v - P̂^{y_v})².  Authors' code.
+            classes  the same mean within each class, summed over classes.         OpenFGL.
+            means    mean over the client's classes of ‖P_i^c - P̂^c‖.              The paper.
 
-Wire, per client and round:  down  P̂, known classes, initial seed      up  prototypes, own classes
+Wire, per client and round:  down  P̂, known classes, initial key      up  prototypes, own classes
 Private state: the model and the optimizer's moments. The prototype of a class with one training
-node is that node's embedding, and the flags tell which classes a client has.
+node is that node's embedding, and the reply discloses which classes a client has.
 Floats per client and round: 2C(h + 1) + 1 for C classes and width h.
-Departures from the reference code: the server takes one step on all prototypes in an epoch, where
-the authors shuffle batches of 10, whose numbers would depend on the order of the clients. z is what
-the last layer reads before its activation, as in FedProto; OpenFGL takes it after that. A class
-that no client ever held has no say in δ and is never predicted. Squared distances have the floor
+Departures from the reference code: the server takes one step on all prototypes per epoch. The
+authors shuffle batches of 10, whose results would depend on the order of the clients. z is the last
+layer's input before its activation, as in FedProto; OpenFGL uses it after the activation. A class
+that no client ever had does not affect δ and is never predicted. Squared distances are at least
 1e-12. `server_optimizer=adam` keeps its moments and has the clients' weight decay, as in OpenFGL.
-`compat=zero-prototypes` is its other fault: a class that a client does not have is trained as a
-zero vector. `inference=head` is its classifier; right after training, a client uses its own
-prototypes. `preset=paper`, `reference` and `openfgl` have the readings and numbers of each source.
+`compat=zero-prototypes` is OpenFGL's other fault: it trains a class that a client does not have as
+a zero vector. `inference=head` is OpenFGL's classifier. Right after training, a client uses its own
+prototypes. `preset=paper`, `reference` and `openfgl` have the variants and numbers of each source.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ from atoll.nn.init import apply_linear, linear
 
 @record
 class Learner:
-    """v and F, and the moments of the server's optimizer."""
+    """The server's v and F, and its optimizer's moments."""
 
     params: Tree
     moments: Tree
@@ -61,10 +61,10 @@ class FedTGP(PrototypeTraining):
     inference: Annotated[Literal["head", "prototype"], "last layer, or nearest prototype"] = (
         "prototype"
     )
-    margin: Annotated[Literal["code", "paper", "openfgl"], "how far classes are apart"] = "code"
+    margin: Annotated[Literal["code", "paper", "openfgl"], "definition of the margin"] = "code"
     tau: Annotated[Positive, "τ: largest margin"] = 100.0
-    server_epochs: Annotated[OneOrMore, "S: steps of the server in a round"] = 100
-    server_optimizer: Annotated[Literal["sgd", "adam"], "how the server steps"] = "sgd"
+    server_epochs: Annotated[OneOrMore, "S: steps of the server per round"] = 100
+    server_optimizer: Annotated[Literal["sgd", "adam"], "optimizer of the server"] = "sgd"
     server_lr: Annotated[LearningRate, "size of a step of the server"] = 0.01
     compat: Annotated[Literal["none", "zero-prototypes"], "a fault of OpenFGL"] = "none"
 
@@ -98,7 +98,7 @@ class FedTGP(PrototypeTraining):
         return Server(clients.key, None, None)
 
     def first_learner(self, width: int, key: Tensor) -> Learner:
-        """The first v and F, for prototypes of this width."""
+        """Initialise v and F for prototypes of this width."""
         params = {
             "first": linear(fold(key, "first"), width, width),
             "second": linear(fold(key, "second"), width, width),
@@ -138,19 +138,19 @@ def learned(params: Tree) -> Tensor:
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Of all rows of a from all rows of b; with a finite slope also where two are equal."""
+    """Distances of all rows of a to all rows of b. The gradient is finite for equal rows."""
     return (a.unsqueeze(1) - b).square().sum(-1).clamp(min=1e-12).sqrt()
 
 
 def contrast(prototypes: Tensor, owned: Tensor, ours: Tensor, delta: Tensor) -> Tensor:
-    """The server's loss: prototypes (K, C, h), which of them count (K, C), and P̂ (C, h)."""
+    """The server's loss for prototypes (K, C, h), a mask (K, C), and P̂ (C, h)."""
     own = torch.eye(len(ours), dtype=ours.dtype, device=ours.device).repeat(len(prototypes), 1)
     logits = -(distances(prototypes.flatten(0, 1), ours) + delta * own)
     return masked_mean(-(own * logits.log_softmax(-1)).sum(-1), owned.flatten())
 
 
 def margin(prototypes: Tensor, owned: Tensor, kind: str) -> Tensor:
-    """How far the mean prototypes of classes are apart, before τ; by the kinds of `FedTGP`."""
+    """The margin between the mean prototypes of classes, before τ. See `FedTGP` for kinds."""
     total, count = torch.einsum("kc,kch->ch", owned, prototypes), owned.sum(0)
     if kind == "openfgl":
         centres, held = total * float(len(owned)) ** -len(count), torch.ones_like(count) > 0

@@ -1,32 +1,32 @@
 """FGSSL: learn classes and neighbourhoods from the global model (Huang, Wan, Ye and Du, 2023).
 
-    b = f_g(weak view), the received model, frozen        a = f(strong view), the model in training
-    FNSC  mean over training nodes v of  log Σ_u e^{s_vu} - mean_p s_vp,   s_vu = cos(a_v, b_u)/τ
-          u over the training nodes, p over those of v's class, v among them
-    FGSD  mean over nodes v of  KL(softmax_u cos(b_v, b_u)/ω ‖ softmax_u cos(a_v, a_u)/ω)
-          u over the neighbours of v
-    min  CE + λ_C FNSC + λ_D FGSD;   θ <- Σ_i n_i θ_i / Σ_i n_i
+    b = f_g(weak view), the received model, frozen.       a = f(strong view), the model in training.
+    FNSC  mean over training nodes v of  log Σ_u e^{s_vu} - mean_p s_vp,   s_vu = cos(a_v, b_u)/τ.
+          u runs over the training nodes, p over the nodes of v's class, including v.
+    FGSD  mean over nodes v of  KL(softmax_u cos(b_v, b_u)/ω ‖ softmax_u cos(a_v, a_u)/ω).
+          u runs over the neighbours of v.
+    min  CE + λ_C FNSC + λ_D FGSD;   θ <- Σ_i n_i θ_i / Σ_i n_i.
 
-A view drops edges, normalises those that stay anew, and masks whole columns of the features; views
-are drawn in every step. The positives of a node enter FNSC as the mean of their class, an exact
-shortcut; only the sum over u needs pairs, and it goes over a few rows at a time, its gradient with
-it: no N x N matrix is kept. FGSD is a softmax over the edges.
+A view drops edges, normalises the remaining edges again, and masks whole columns of the features.
+Every step draws new views. The positives of a node enter FNSC as the mean of their class, which is
+exact. Only the sum over u needs pairs. It is computed a few rows at a time, together with its
+gradient, so no N x N matrix is stored. FGSD is a softmax over the edges.
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments.
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: neither public code runs the paper's loss. `variant=authors` is
-what the authors' trains: CE + 3 * half of FNSC between the local model's own two views, without the
-global model and without FGSD. `variant=openfgl` is CE + 0.1 times the mean over edges of
-KL(softmax |b_u - b_v|/0.1 ‖ softmax |a_u - a_v|/0.1), with a and b after activation and dropout,
-which the received model has not. λ_C, λ_D and ω are not published. On Cora (10 Louvain clients,
-Adam at 0.01, two seeds) validation accuracy is 81.8 with the defaults, 82.4 with λ_D = 10, 81.1
-with both at 0.01 and at most 77.8 with λ_C = 10. At FedATH's rate of 0.001 both at 0.01 are best:
-79.5, where the defaults have 73.6. So a search chooses them for its tables (docs/results).
-An edge of a view is dropped in both directions together. z is the last hidden layer before its
-activation. Nodes without neighbours add zero to FGSD. Clients weigh by nodes (`weight_by`; the
-authors: training nodes) and take 3 local steps (theirs 4). Clients step with Adam and keep its
-moments; the authors make a new SGD without momentum in each round, which has no moments to lose.
+the loss of the authors' code: CE + 3 * half of FNSC between two views of the local model, without
+the global model and without FGSD. `variant=openfgl` is CE + 0.1 times the mean over edges of
+KL(softmax |b_u - b_v|/0.1 ‖ softmax |a_u - a_v|/0.1). There a and b are after activation, and a
+after dropout, too. λ_C, λ_D and ω are not published. On Cora (10 Louvain clients, Adam at 0.01, two
+seeds) validation accuracy is 81.8 with the defaults. It is 82.4 with λ_D = 10, 81.1 with both at
+0.01 and at most 77.8 with λ_C = 10. At FedATH's rate of 0.001 both at 0.01 are best: 79.5 instead
+of 73.6 with the defaults. The published tables therefore use a search (docs/results).
+A view drops an edge in both directions together. z is the last hidden layer before its activation.
+Nodes without neighbours add zero to FGSD. Clients are weighted by nodes (`weight_by`; the authors:
+training nodes) and take 3 local steps (authors: 4). Clients use Adam and keep its moments. The
+authors create a new SGD without momentum in each round, which has no moments to lose.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ from atoll.nn.nets import GCN, edge_mask
 from atoll.nn.ops import at_columns, at_rows, edge_softmax, row_sum
 
 PAIRS = 1 << 21
-"""Pairs of nodes that the contrast holds at once, for each client."""
+"""Pairs of nodes that the contrast holds in memory at once, per client."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class FGSSL(Averaging):
 
     net: GCN
     lam_c: Annotated[NonNegative, "λ_C: weight of the contrast of classes"] = 1.0
-    lam_d: Annotated[NonNegative, "λ_D: weight of the distilled neighbourhoods"] = 1.0
+    lam_d: Annotated[NonNegative, "λ_D: weight of the distillation of neighbourhoods"] = 1.0
     tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.1
     omega: Annotated[Positive, "ω: temperature of the neighbourhoods"] = 0.5
     weak_edges: Annotated[ShareBelowOne, "share of edges that the weak view drops"] = 0.3
     weak_features: Annotated[ShareBelowOne, "share of columns that the weak view masks"] = 0.3
     strong_edges: Annotated[ShareBelowOne, "share of edges that the strong view drops"] = 0.8
     strong_features: Annotated[ShareBelowOne, "share of columns that the strong view masks"] = 0.5
-    variant: Annotated[Literal["paper", "authors", "openfgl"], "whose loss is trained"] = "paper"
+    variant: Annotated[Literal["paper", "authors", "openfgl"], "source of the loss"] = "paper"
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
@@ -90,13 +90,13 @@ class FGSSL(Averaging):
 
     @client_step
     def train(self, graph: Graph, received: Tree, state: Tree, key: Tensor) -> tuple[Update, Tree]:
-        """Minimise cross entropy and what the global model teaches."""
+        """Minimise cross entropy and the terms that depend on the global model."""
         loss = partial(self.taught_loss, received)
         model, moments = self.fit(graph, received, state, key, loss=loss)
         return Update(model, graph.size(self.weight_by)), moments
 
     def taught_loss(self, received: Tree, params: Tree, graph: Graph, key: Tensor) -> Tensor:
-        """The loss of one step; its views are drawn by the key."""
+        """The loss of one step. The key draws its views."""
         error = self.loss(params, graph, key)
         if self.variant == "paper" and not self.lam_c and not self.lam_d:
             return error
@@ -105,13 +105,13 @@ class FGSSL(Averaging):
         teacher, rates = params if both else received, (self.weak_edges, self.weak_features)
         b = self.embed_view(teacher, graph, weak, *rates, training=both)
         a = self.embed_view(params, graph, strong, self.strong_edges, self.strong_features, True)
-        if self.variant == "openfgl":  # its hidden layer is the one after activation and dropout
+        if self.variant == "openfgl":  # its embeddings are after activation and dropout
             a = dropout(torch.relu(a), fold(key, "heard"), graph.ids, self.net.dropout)
             b = torch.relu(b)
         return error + self.lesson(a, b, graph)
 
     def lesson(self, a: Tensor, b: Tensor, graph: Graph) -> Tensor:
-        """What is added to the cross entropy, from embeddings (N, h) of strong and weak view."""
+        """The terms in addition to cross entropy, from strong and weak embeddings (N, h)."""
         chosen = graph.tensor_view("training")
         rows = graph.y[chosen], graph.train[chosen], self.net.classes, self.tau
         if self.variant == "authors":
@@ -133,14 +133,14 @@ class FGSSL(Averaging):
         stay = loops.values * kept_edges(loops, graph.ids, fold(key, "edges"), edges)
         first, *rest = params[:-1]
         seen = uniform(fold(key, "columns"), (self.net.features,), graph.real.dtype) >= columns
-        # Masked columns of the features are masked rows of the first weight: x stays as it is.
+        # Masked columns of the features are masked rows of the first weight, so x is unchanged.
         first = {**first, "weight": first["weight"] * seen.unsqueeze(-1)}
         noise = key if training else None
         return self.net.on(weighted_gcn(loops, stay), [first, *rest], graph, noise)
 
 
 def kept_edges(loops: Sparse, ids: Tensor, key: Tensor, rate: float) -> Tensor:
-    """One for entries that stay, zero for a share of them, (E,); the same in both directions."""
+    """One for kept entries, zero for a random share, (E,). Equal in both directions."""
     numbers = ids.unsqueeze(-1)
     ends = torch.cat([at_rows(loops, numbers), at_columns(loops, numbers)], dim=-1)
     draw = fold(key, ends.amin(-1), ends.amax(-1))  # uniform in [-2^63, 2^63)
@@ -148,7 +148,7 @@ def kept_edges(loops: Sparse, ids: Tensor, key: Tensor, rate: float) -> Tensor:
 
 
 def neighbours(graph: Graph) -> Sparse:
-    """The view `loops` with self-loops counted as padding."""
+    """The view `loops` with self-loops marked as padding."""
     loops = graph.sparse_view("loops")
     return replace(loops, values=edge_mask(loops))
 
@@ -156,7 +156,7 @@ def neighbours(graph: Graph) -> Sparse:
 def contrast(
     a: Tensor, b: Tensor, y: Tensor, mask: Tensor, classes: int, tau: float, both: bool = False
 ) -> Tensor:
-    """FNSC of embeddings (N, h) over the mask; b is a constant unless `both` are trained."""
+    """FNSC of embeddings (N, h) over the mask. b is a constant unless `both` are trained."""
     a, b = unit(a), unit(b)
     positive, _ = class_means(b, y, mask, classes)
     near = (a * positive[y]).sum(-1) / tau
@@ -171,7 +171,7 @@ def contrast(
         by_a.append(p @ fixed_b)
         if both:
             by_b = by_b + p.T @ (rows * part.unsqueeze(-1))
-    # The differences are zero and carry the gradient of the log-sum.
+    # The differences are zero, but they carry the gradient of the log-sum.
     total = torch.cat(totals) + ((a - fixed_a) * torch.cat(by_a)).sum(-1) / tau
     value = (share * (total - near)).sum()
     return value + ((b - fixed_b) * by_b).sum() / tau if both else value

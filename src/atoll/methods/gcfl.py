@@ -1,29 +1,29 @@
-"""GCFL: clusters of clients that still help each other, split while training (Xie et al., 2021).
+"""GCFL: clusters of clients with similar updates, split during training (Xie et al., 2021).
 
-    Δ_i = θ_i - θ_c        what client i of cluster c learned in this round, on the shared layers
-    split c if  ‖mean_{i ∈ c} Δ_i‖ < ε1  and  max_{i ∈ c} ‖Δ_i‖ > ε2     (Eqs. 4 and 5)
-        together nothing moves any more, while somebody still wants to go somewhere
-    into the two sides of the minimum cut between its members, weighted by
-        cosine          cos(Δ_i, Δ_j) + 1                                 GCFL
-        gradient-norms  max d - d_ij,  d = DTW of the last norms of the    GCFL+
-                        clients' gradients
-        update-norms    the same with the norms ‖Δ_i‖                      GCFL+dWs
-    θ_c <- θ_c + Σ_{i ∈ c} n_i Δ_i / Σ_{i ∈ c} n_i,   n_i = training graphs (or nodes) of client i
+    Δ_i = θ_i - θ_c        The update of client i of cluster c in this round, shared layers only.
+    Split c if  ‖mean_{i ∈ c} Δ_i‖ < ε1  and  max_{i ∈ c} ‖Δ_i‖ > ε2  (Eqs. 4 and 5):
+        the cluster as a whole no longer moves, while a member still does.
+    The two sides are those of the minimum cut between its members, weighted by
+        cosine          cos(Δ_i, Δ_j) + 1.                                GCFL.
+        gradient-norms  max d - d_ij,  d = DTW of the latest norms of the  GCFL+.
+                        clients' gradients.
+        update-norms    the same with the norms ‖Δ_i‖.                     GCFL+dWs.
+    θ_c <- θ_c + Σ_{i ∈ c} n_i Δ_i / Σ_{i ∈ c} n_i,   n_i = training graphs (or nodes) of client i.
 
-ε are in units of ‖Δ‖: rescale them with rate, width, batch size or epochs. All norms and cosines
-come from one Gram matrix of the updates.
+ε1 and ε2 are in units of ‖Δ‖: rescale them if rate, width, batch size or epochs change. All norms
+and cosines come from one Gram matrix of the updates.
 
 Wire, per client and round:  down  model of its cluster      up  model, n, for GCFL+ one norm
-Private state: the optimizer's moments, and the layers that the network calls private.
+Private state: the optimizer's moments and the network's private layers.
 Floats per client and round: 2P + 1 for P shared parameters, 2P + 2 for GCFL+.
-Departures from the reference code: a client sends its model and the server takes the difference.
-From the code, not the paper: no split in the first `min_round` rounds and of clusters with
-`min_size` clients or fewer; the criterion's mean is plain where Eq. 4 weighs it (`mean`); the
-update is a weighted mean where Eq. 7 prints a sum (`update=sum`: steps grow with the cluster); a
-DTW distance becomes a similarity as max - distance; after a split GCFL+ starts all its sequences
-anew. The paper describes GCFL+ by norms of Δ, the code takes those of the last mini-batch's
-gradient. With partial participation, a cluster is split only in rounds in which all its members
-take part; its model moves for all of them in every round.
+Departures from the reference code: a client sends its model and the server computes the difference.
+These rules are from the code, not from the paper. No cluster splits in the first `min_round`
+rounds, or with `min_size` clients or fewer. The criterion uses the plain mean; Eq. 4 weights it
+(`mean`). The update is a weighted mean; Eq. 7 prints a sum (`update=sum`: steps grow with the
+cluster). The similarity of a DTW distance is the maximum minus the distance. After a split GCFL+
+restarts all its sequences. The paper describes GCFL+ with norms of Δ; the code uses the norm of the
+last mini-batch's gradient. With partial participation, a cluster splits only in rounds in which all
+its members take part. Its model moves for all members in every round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,12 +45,12 @@ from atoll.core.training import Mixing
 from atoll.core.tree import Tree, leaves, norm, record, take, tree_map
 
 ROOM = 512
-"""Rounds for which the trace grows at once, so that rounds between have trees of one shape."""
+"""Rounds by which the trace grows at once, so that trees keep their shapes in between."""
 
 
 @record
 class Update:
-    """The only thing that leaves a client."""
+    """The reply of a client."""
 
     model: Tree
     weight: Tensor
@@ -61,18 +61,19 @@ class Update:
 class Server:
     """The clusters and their models.
 
-    A row of `splits` is the round, and for each client 0 (of another cluster), 1 (it stays) or 2
-    (a new cluster). `trace` has the norm of each client's update and of its cluster's mean update.
+    A row of `splits` is the round, and for each client 0 (in another cluster), 1 (stays) or 2
+    (moves to the new cluster). `trace` has the norms of each client's update and of its
+    cluster's mean update.
     """
 
-    models: Tree  # every client's, stacked (N, ...); members of a cluster have equal rows
-    cluster: Tensor  # every client's, (N,) int64
-    norms: Tensor  # the last ones that each client sent, the newest last, (N, seq_length)
-    recorded: Tensor  # how many norms each client has sent since the last split, (N,) int64
-    splits: Tensor  # all that there can be, -1 for those to come, (N - 1, 1 + N) int64
-    reasons: Tensor  # of every split: norm of the mean, largest norm, weight of the cut, (N - 1, 3)
-    noted: Tensor  # the trace, -1 for absent clients, with room for rounds to come, (R, 2, N)
-    played: Tensor  # how many rounds so far, () int64
+    models: Tree  # of all clients, stacked (N, ...); members of a cluster have equal rows
+    cluster: Tensor  # of all clients, (N,) int64
+    norms: Tensor  # the latest norms of each client, the newest last, (N, seq_length)
+    recorded: Tensor  # number of norms that each client sent since the last split, (N,) int64
+    splits: Tensor  # all possible splits, -1 for future ones, (N - 1, 1 + N) int64
+    reasons: Tensor  # of each split: norm of the mean, largest norm, weight of the cut, (N - 1, 3)
+    noted: Tensor  # the trace, -1 for absent clients, with room for future rounds, (R, 2, N)
+    played: Tensor  # number of rounds so far, () int64
 
     @property
     def trace(self) -> Tensor:
@@ -80,11 +81,11 @@ class Server:
 
 
 class Criterion(NamedTuple):
-    """Of every possible cluster, (N,) each; those without a participant have zeros."""
+    """The split criterion of all possible clusters, (N,) each. Zeros without participants."""
 
     mean: Tensor  # norm of the mean update
-    largest: Tensor  # norm of an update
-    met: Tensor  # whether the cluster is to be split
+    largest: Tensor  # largest norm of an update
+    met: Tensor  # whether the cluster must be split
 
 
 class Split(NamedTuple):
@@ -103,28 +104,28 @@ class GCFL(Mixing):
     """Clustered federated learning on graphs."""
 
     similarity: Annotated[
-        Literal["cosine", "gradient-norms", "update-norms"], "what a cut compares"
+        Literal["cosine", "gradient-norms", "update-norms"], "similarity for the cut"
     ] = "cosine"
     eps1: Annotated[NonNegative, "ε1: a mean update below it allows a split"] = 0.05
     eps2: Annotated[NonNegative, "ε2: a largest update above it allows a split"] = 0.1
     mean: Annotated[Literal["plain", "weighted"], "the mean update in the criterion"] = "plain"
-    update: Annotated[Literal["mean", "sum"], "a cluster's step; sum: Eq. 7 to the letter"] = "mean"
+    update: Annotated[Literal["mean", "sum"], "a cluster's step; sum: Eq. 7 as printed"] = "mean"
     seq_length: Annotated[OneOrMore, "norms of a client that GCFL+ compares"] = 5
     standardize: Annotated[bool, "whether sequences are divided by their deviation"] = False
     min_round: Annotated[ZeroOrMore, "rounds before the first split"] = 20
-    min_size: Annotated[OneOrMore, "a cluster of this size or smaller stays whole"] = 2
+    min_size: Annotated[OneOrMore, "a cluster of this size or smaller never splits"] = 2
     weight_by: WeightBy = "train"
 
-    # seq_length matters with preset=plus alone: --search seq_length=5,10.
+    # seq_length matters only with preset=plus: --search seq_length=5,10.
     space = USUAL | {"eps1": Real(0.005, 0.2, log=True), "eps2": Real(0.02, 1, log=True)}
-    # The values of its public run files; the paper found them by training for 50 rounds.
+    # The values of its public run files. The paper found them by training for 50 rounds.
     grids = paper_grid(
         eps1=(0.025, 0.03, 0.04, 0.07, 0.08), eps2=(0.045, 0.06, 0.08, 0.28, 0.35, 0.4)
     )
     tasks = tuple(TASKS)
     paper = "Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021"
     not_private = (
-        "its server compares the updates of single clients, and splits them by what it finds"
+        "its server compares the updates of single clients, and splits clusters accordingly"
     )
     not_averaging = "the mean of each cluster's updates also decides whether the cluster splits"
     presets: ClassVar[Presets] = {
@@ -144,7 +145,7 @@ class GCFL(Mixing):
     def round(self, server: Server, clients: Clients) -> Server:
         reply, present = clients.map(self.train, ToEach(server.models)), clients.positions
         updates = tree_map(torch.sub, reply.model, take(server.models, present))
-        if reply.norm is not None:  # the newest norm behind the earlier ones of each participant
+        if reply.norm is not None:  # append each participant's newest norm
             newest = reply.norm.unsqueeze(1).to(server.norms.dtype)
             norms = put(server.norms, present, torch.cat([server.norms[present][:, 1:], newest], 1))
             recorded = put(server.recorded, present, server.recorded[present] + 1)
@@ -153,7 +154,7 @@ class GCFL(Mixing):
         found = self._criterion(server, products, reply.weight.double(), present)
         server = _with_trace(server, products, found, clients)
         if clients.happens(found.met.any()):
-            server = self._split(server, products.cpu(), found, clients)  # faster for so few
+            server = self._split(server, products.cpu(), found, clients)  # faster for few numbers
         return replace(server, models=_moved(server, updates, reply.weight, present, self.update))
 
     def stage(self, round: int) -> int:
@@ -162,11 +163,11 @@ class GCFL(Mixing):
     def too_short(self, rounds: int) -> str:
         if rounds > self.min_round:
             return ""
-        return f"with {rounds} rounds no cluster splits: none may before round {self.min_round}"
+        return f"with {rounds} rounds no cluster splits: splits begin in round {self.min_round}"
 
     def diagnostics(self, server: Server) -> Mapping[str, Any]:
         splits = cluster_tree(server)
-        # The public code puts a member's model aside before every split of its cluster.
+        # The public code stores a member's model before every split of its cluster.
         cached = [
             [s.round - 1 for s in splits if s.round > 0 and member in s.stay + s.leave]
             for member in range(len(server.cluster))
@@ -178,11 +179,11 @@ class GCFL(Mixing):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Minimise the cross entropy from the cluster's model; measure how far, or how steep."""
+        """Train the cluster's model. Measure the norm of the update, or of the last gradient."""
         steepness: list[Tree] = []
 
         def watch(grads: Tree, params: Tree) -> Tree:
-            steepness[:] = [grads]  # only the last one's norm is sent
+            steepness[:] = [grads]  # the client sends only the last norm
             return grads
 
         adjust = watch if self.similarity == "gradient-norms" else None
@@ -195,7 +196,7 @@ class GCFL(Mixing):
     def _criterion(
         self, server: Server, products: Tensor, weight: Tensor, present: Tensor
     ) -> Criterion:
-        """Which clusters are to be split, by the inner products of the participants' updates."""
+        """Find the clusters to split, given the inner products of the participants' updates."""
         members = _members(server)
         inside = members[:, present]
         mean, largest = update_norms(products, inside, weight, self.mean)
@@ -208,7 +209,7 @@ class GCFL(Mixing):
     def _split(
         self, server: Server, products: Tensor, found: Criterion, clients: Clients
     ) -> Server:
-        """Split the clusters that meet the criterion, each into two."""
+        """Split each cluster that meets the criterion in two."""
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
         lines = zip(*(part.tolist() for part in found), strict=True)
         for members, (*reason, met) in zip(clusters(server), lines, strict=False):
@@ -218,12 +219,12 @@ class GCFL(Mixing):
                 cut, sides = minimum_cut(alike)
                 parts = [[members[i] for i in side] for side in sides]
                 server = _divided(server, clients.round, parts, (*reason, cut))
-                if self.similarity != "cosine":  # all sequences start anew
+                if self.similarity != "cosine":  # all sequences restart
                     return replace(server, recorded=torch.zeros_like(server.recorded))
         return server
 
     def _similarity(self, server: Server, members: list[int], products: Tensor) -> Tensor:
-        """How alike two members of a cluster are, (k, k), never negative."""
+        """Similarities of the members of a cluster, (k, k), never negative."""
         if self.similarity == "cosine":
             length = products.diagonal().sqrt().clamp(min=1e-30)
             return (products / (length.unsqueeze(0) * length.unsqueeze(1)) + 1).clamp(min=0)
@@ -232,7 +233,7 @@ class GCFL(Mixing):
 
 
 def cluster_tree(server: Server) -> list[Split]:
-    """Who left whom, when and why, in the order in which it happened."""
+    """The splits in the order in which they happened: round, both sides and reasons."""
 
     def side(line: list[int], wanted: int) -> tuple[int, ...]:
         return tuple(client for client, place in enumerate(line[1:]) if place == wanted)
@@ -257,9 +258,9 @@ def gram(updates: Tree) -> Tensor:
 def update_norms(
     products: Tensor, inside: Tensor, weight: Tensor, mean: str
 ) -> tuple[Tensor, Tensor]:
-    """Norm of each cluster's mean update, and the largest norm of one, from inner products (K, K).
+    """Norm of each cluster's mean update, and its largest norm, from inner products (K, K).
 
-    `inside` has a row for each cluster, (C, K), true for its members.
+    `inside` has one row per cluster, (C, K), which is true for its members.
     """
     share = _shares(inside, weight if mean == "weighted" else torch.ones_like(weight))
     together = ((share @ products) * share).sum(1).clamp(min=0).sqrt()
@@ -269,9 +270,9 @@ def update_norms(
 def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
     """Dynamic time warping between all pairs of sequences (n, d), (n, n).
 
-    It is the root of the least sum of squared differences along a path that never goes back.
+    The distance is the root of the least sum of squared differences along a monotone path.
     """
-    if standardize:  # divide each sequence by its own spread (Eq. 20)
+    if standardize:  # divide each sequence by its own standard deviation (Eq. 20)
         spread = sequences.std(1, correction=0, keepdim=True)
         sequences = sequences / torch.where(spread > 0, spread, torch.ones_like(spread))
     count, length = sequences.shape
@@ -286,32 +287,32 @@ def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
 
 
 def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]:
-    """The two sides with the least similarity between them (Stoer and Wagner, 1997)."""
+    """The weight of the cut and its sides: least similarity between them (Stoer and Wagner)."""
     import networkx as nx
 
     graph, values = nx.Graph(), similarity.tolist()
     for i, line in enumerate(values):
         graph.add_weighted_edges_from((i, j, line[j]) for j in range(i + 1, len(values)))
     cut, (one, other) = nx.stoer_wagner(graph)
-    # Whoever comes first keeps the cluster's number, so that numbers do not depend on the library.
+    # The side with the first client keeps the number, independently of the library's order.
     first, second = sorted((sorted(one), sorted(other)))
     return float(cut), (first, second)
 
 
 def _members(server: Server) -> Tensor:
-    """Whether each client is in each of as many clusters as there can be, (N, N)."""
+    """Whether each client (column) is in each possible cluster (row), (N, N)."""
     numbers = torch.arange(len(server.cluster), device=server.cluster.device)
     return server.cluster == numbers.unsqueeze(1)
 
 
 def _shares(inside: Tensor, weight: Tensor) -> Tensor:
-    """Weights within each cluster, (C, K), which sum to one, or to zero without a participant."""
+    """Weights within each cluster, (C, K), that sum to one, or to zero without participants."""
     share = inside * weight
     return share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
 
 
 def _with_trace(server: Server, products: Tensor, found: Criterion, clients: Clients) -> Server:
-    """Note the norms of the round in the next free row of the trace."""
+    """Store the norms of the round in the next free row of the trace."""
     present, noted = clients.positions, server.noted
     norms = torch.stack([products.diagonal().sqrt(), found.mean[server.cluster[present]]])
     line = noted.new_full((2, clients.total), -1.0)
@@ -326,7 +327,7 @@ def _with_trace(server: Server, products: Tensor, found: Criterion, clients: Cli
 def _divided(
     server: Server, number: int, sides: Sequence[Sequence[int]], reason: tuple[float, ...]
 ) -> Server:
-    """The second side becomes a cluster of its own, and the split is noted."""
+    """Make the second side a new cluster, and record the split."""
     cluster, splits, reasons = (t.clone() for t in (server.cluster, server.splits, server.reasons))
     row = new = int(cluster.max())  # every split adds a cluster
     splits[row] = 0

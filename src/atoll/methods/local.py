@@ -1,13 +1,13 @@
-"""Local: every client starts from the same model and trains alone.
+"""Local: every client starts from the same model and trains without the others.
 
     θ_i <- fit(θ_i) on its own graph;   nothing is aggregated
 
-Wire, per client and round:  down  the seed of the common initial model      up  nothing
+Wire, per client and round:  down  the key of the common initial model      up  nothing
 Private state: the model and the optimizer's moments.
 Floats per client and round: one number down, none up.
-Departures from the reference code: public codes draw another initial model for each client
-(OpenFGL) or train fewer epochs than the federated methods (GCFL); here the start is common and
-the budget equal. Layers that the network calls private are each client's own draw.
+Departures from the reference code: public codes initialise each client's model separately (OpenFGL)
+or train fewer epochs than the federated methods (GCFL). Here all clients have the same start and
+the same budget. Each client initialises the network's private layers by itself.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from atoll.core.tree import Empty, Tree, record
 
 @record
 class Private:
-    """What a client keeps."""
+    """The private state of a client."""
 
     model: Tree
     moments: Tree
@@ -39,7 +39,7 @@ class Private:
 
 @dataclass(frozen=True)
 class Local(Training):
-    """No federation: the baseline that a federation must beat."""
+    """The non-federated baseline that a federated method must beat."""
 
     tasks = tuple(TASKS)
     paper = "Every client alone (also called self-train or isolate); no paper"

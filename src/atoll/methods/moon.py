@@ -1,26 +1,27 @@
-"""MOON: FedAvg that keeps embeddings near the global model's (Li, He and Song, 2021).
+"""MOON: FedAvg with embeddings close to the global model's (Li, He and Song, 2021).
 
-    min_w  CE(w) + μ mean_v log(1 + exp((cos(z_v, z_v^p) - cos(z_v, z_v^g)) / τ))
-    z  embedding by the model in training,  z^g  by the received one,  z^p  by the client's own
-    after its last participation;   θ <- Σ_i n_i θ_i / Σ_i n_i
+    min_w  CE(w) + μ mean_v log(1 + exp((cos(z_v, z_v^p) - cos(z_v, z_v^g)) / τ)).
+    z is the embedding of the model in training,  z^g of the received model,  z^p of the client's
+    own model after its last participation.   θ <- Σ_i n_i θ_i / Σ_i n_i.
 
-z^g and z^p are constants of a round, without dropout: a client makes them once, and as both cosines
-share z, one vector per node holds them: cos(z, z^p) - cos(z, z^g) = ẑ · (ẑ^p - ẑ^g), ẑ = z/‖z‖.
+z^g and z^p are constants of a round, without dropout, so a client computes them once. Both cosines
+share z. One vector per node is therefore enough: cos(z, z^p) - cos(z, z^g) = ẑ · (ẑ^p - ẑ^g), with
+ẑ = z/‖z‖.
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the client's last local model, which it has sent before, the optimizer's moments, and
-the layers that the network calls private. The model is kept and not z^p, although z^p would save a
-forward pass a round: what has a row for every node cannot be stacked with other clients' states.
+Private state: the client's last local model, which it has already sent, the optimizer's moments and
+the network's private layers. z^p would save a forward pass per round, but the state contains the
+model, because a tensor with a node axis cannot be stacked with other clients' states.
 Floats per client and round: 2P + 1 for P parameters (a head of width k on h: 2hk + k + h more).
-Departures from the reference code: a client without a previous model trains with the cross entropy
-alone; the authors' code does so in the first round, and contrasts a client that comes later with an
-initial model of its own. The network has no projection head unless `head` gives its width; then it
-stands, as in the paper, between the embedding and the last layer, is averaged like the rest, and
-ends in the embedding's width, because the last layer reads it. z is what the last layer reads
-before its activation: after a ReLU no cosine is negative (`embedding=post-relu`, as in OpenFGL;
-`gin` and `disengcn`, whose last layer is linear, have no other). The mean is over training nodes;
-OpenFGL takes all (`nodes=all`). Adam's moments are kept, as by OpenFGL; the authors' code begins
-each round with a new optimizer (`optimizer_state=reset`).
+Departures from the reference code: a client without a previous model trains with cross entropy
+only. The authors' code does this in the first round; later it contrasts a new client with a
+separate initial model. The network has a projection head only if `head` gives its width. As in the
+paper, the head is between the embedding and the last layer and is averaged like the rest. It ends
+in the embedding's width, because the last layer reads it. z is the last layer's input before its
+activation, because after a ReLU no cosine is negative. OpenFGL uses the latter
+(`embedding=post-relu`), as do `gin` and `disengcn`, whose last layer is linear. The mean is over
+training nodes; OpenFGL uses all (`nodes=all`). Adam's moments are kept, as in OpenFGL; the authors'
+code creates a new optimizer in each round (`optimizer_state=reset`).
 """
 
 from dataclasses import dataclass, replace
@@ -45,12 +46,12 @@ from atoll.nn import EMBEDDERS
 from atoll.nn.init import apply_linear, linear
 
 CONTRAST = "moon"
-"""The name of the view that holds ẑ^p - ẑ^g."""
+"""The name of the view that contains ẑ^p - ẑ^g."""
 
 
 @record
 class Kept(layers.KeepsPrivate):
-    """What stays: the model of the last participation, private layers and moments."""
+    """The private state: the model of the last participation, private layers and moments."""
 
     previous: Tree
     own: layers.Private
@@ -62,9 +63,9 @@ class MOON(Averaging):
 
     mu: Annotated[NonNegative, "μ: weight of the contrast"] = 1.0
     tau: Annotated[Positive, "τ: temperature of the contrast"] = 0.5
-    head: Annotated[WidthOrNone, "width of a projection head; 0 for none"] = 0
-    embedding: Annotated[Literal["pre-relu", "post-relu"], "which embedding counts"] = "pre-relu"
-    nodes: Annotated[Literal["train", "all"], "nodes that the contrast counts"] = "train"
+    head: Annotated[WidthOrNone, "width of a projection head; 0 for no head"] = 0
+    embedding: Annotated[Literal["pre-relu", "post-relu"], "embedding to compare"] = "pre-relu"
+    nodes: Annotated[Literal["train", "all"], "nodes in the contrast"] = "train"
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
@@ -78,7 +79,7 @@ class MOON(Averaging):
 
     @property
     def model(self) -> Any:
-        """The network, with its projection head if it has one."""
+        """The network, with its projection head if `head` is set."""
         return Projected(self.net, self.head) if self.head else self.net
 
     def start(self, key: Tensor) -> Tree:
@@ -94,7 +95,7 @@ class MOON(Averaging):
     def train(
         self, graph: Graph, received: Tree, state: Kept | None, key: Tensor
     ) -> tuple[Update, Kept]:
-        """Minimise cross entropy and contrast, from the received model."""
+        """Train the received model with cross entropy and contrast."""
         before = None if state is None else state.own
         if state is not None:
             graph = self.with_contrast(graph, received, state)
@@ -102,7 +103,7 @@ class MOON(Averaging):
         return Update(model, graph.size(self.weight_by)), Kept(model, own)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """Cross entropy and, if the graph knows what to contrast with, the contrast."""
+        """Cross entropy and, if the graph has the view, the contrast."""
         z = self.model.embed(params, graph, key)
         error = graph.task.loss(self.model.logits(params, z, graph, key), graph)
         if CONTRAST not in graph.views:
@@ -112,7 +113,7 @@ class MOON(Averaging):
         return error + self.mu * contrast(self._compared(z), apart, mask, self.tau)
 
     def with_contrast(self, graph: Graph, received: Tree, state: Kept) -> Graph:
-        """The graph with ẑ^p - ẑ^g among its views, so that mini-batches cut it like the rest."""
+        """Add ẑ^p - ẑ^g to the graph's views, so that mini-batches cut it with the other views."""
         own = state.own.layers
         previous, current = (
             unit(self._compared(self.model.embed(layers.join_parts(part, own), graph)))
@@ -131,7 +132,7 @@ def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Projected(Embedder):
-    """A network with a shared head of two layers between its embedding and its last layer."""
+    """A network with a shared two-layer head between its embedding and its last layer."""
 
     net: Any
     width: int
@@ -150,12 +151,12 @@ class Projected(Embedder):
         return {**(params if isinstance(params, dict) else {"layers": params}), "head": head}
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """R(z) of the network's z."""
+        """R(z) for the network's embedding z."""
         one, two = params["head"]
         z = self.net.embed(params.get("layers", params), graph, key)
         return apply_linear(two, torch.relu(apply_linear(one, z)))
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The network's last layer on R(z)."""
+        """The network's last layer applied to R(z)."""
         out: Tensor = self.net.logits(params.get("layers", params), h, graph, key)
         return out

@@ -1,25 +1,25 @@
-"""SCAFFOLD: every step is corrected by where the others would go (Karimireddy et al., 2020).
+"""SCAFFOLD: control variates correct every local step (Karimireddy et al., 2020).
 
-    y <- y - η (∇f_i(y) - c_i + c)           K steps from the received model x
-    c_i <- c_i - c + (x - y) / (K η)         option II; option I: c_i <- ∇f_i(x)
-    x <- x + η_g mean_{i ∈ S} (y_i - x)      S are present, of N clients
+    y <- y - η (∇f_i(y) - c_i + c)           K steps from the received model x.
+    c_i <- c_i - c + (x - y) / (K η)         Option II; option I: c_i <- ∇f_i(x).
+    x <- x + η_g mean_{i ∈ S} (y_i - x)      S are the participants, of N clients.
     c <- c + |S|/N mean_{i ∈ S} Δc_i
 
-c and all c_i start at zero, so that c stays the mean of all c_i, those of absent clients included.
+c and all c_i start at zero, so c is always the mean of all c_i, including those of absent clients.
 With option II, Δc_i = (x - y_i) / (K_i η) - c: the server needs only y_i and the number of steps.
 
 Wire, per client and round:  down  model, c      up  model, K, weight (option I: Δc_i as well;
 `replace-controls`: c_i)
-Private state: c_i, the optimizer's moments, and the layers that the network calls private, which
-are not corrected. A server that rebuilds Δc_i can follow c_i: it stays at home, but is no secret.
+Private state: c_i, the optimizer's moments and the network's private layers, which are not
+corrected. c_i stays at the client but is no secret, because the server can reconstruct Δc_i.
 Floats per client and round: 3P + 2 for P parameters; 4P + 2 with option I or `replace-controls`.
-Departures from the reference code: K counts the steps really taken, epochs times mini-batches, for
-each client. Weight decay is part of f_i for option II; option I leaves it out of c_i and c, where
-it cancels. The paper's step is plain SGD, the default here, with rates chosen on validation nodes
-of Cora and on validation graphs of PROTEINS. With Adam or momentum the correction enters before
-the preconditioner, and (x - y) / (K η) is a mean direction, not a mean gradient: OpenFGL runs that,
-and it is unstable. `compat=replace-controls` is OpenFGL's server, which sets c to the mean of the
-participants' c_i: right only if all take part. `preset=openfgl` has both.
+Departures from the reference code: K counts the steps of each client, epochs times mini-batches.
+Weight decay is part of f_i for option II. Option I excludes it from c_i and c, where it cancels.
+The paper's step is plain SGD, the default here. Its rates were chosen on validation nodes of Cora
+and on validation graphs of PROTEINS. With Adam or momentum the correction enters before the
+preconditioner, and (x - y) / (K η) is a mean direction, not a mean gradient. OpenFGL does this, and
+it is unstable. `compat=replace-controls` is OpenFGL's server, which sets c to the mean of the
+participants' c_i. That is correct only with full participation. `preset=openfgl` has both.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ from atoll.core.tree import Tree, record, tree_map
 
 @record
 class Server:
-    """The model x and the control c, which a client receives, and the state of the rule."""
+    """The server's tree: model x and control c, which clients receive, and the rule's state."""
 
     model: Tree
     control: Tree
@@ -54,7 +54,7 @@ class Server:
 
 @record
 class Update:
-    """A reply: y_i, K_i, its weight, and Δc_i (option I), c_i (`replace-controls`) or None."""
+    """The reply: y_i, K_i, its weight, and Δc_i (option I), c_i (`replace-controls`) or None."""
 
     model: Tree
     steps: Tensor
@@ -64,7 +64,7 @@ class Update:
 
 @record
 class Private(layers.KeepsPrivate):
-    """What a client keeps: c_i, and what every method keeps."""
+    """The private state: c_i, and the private state of all methods."""
 
     control: Tree
     own: layers.Private
@@ -76,7 +76,7 @@ class Scaffold(Training):
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
     option: Annotated[Literal["I", "II"], "control from a gradient (I) or the steps (II)"] = "II"
-    eta_g: Annotated[Positive, "η_g: rate of the server; 1 for a plain mean"] = 1.0
+    eta_g: Annotated[Positive, "η_g: learning rate of the server; 1 for a plain mean"] = 1.0
     weight_by: WeightBy = "uniform"
     optimizer_state: OptimizerState = "keep"
     compat: Annotated[Literal["none", "replace-controls"], "a fault of OpenFGL to repeat"] = "none"
@@ -104,7 +104,7 @@ class Scaffold(Training):
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(replace(server, rule=None)))
         mean, rule = aggregated(self.aggregate, server, reply, clients.key)
-        # x + η_g (mean - x), and with η_g = 1 the mean to the last bit.
+        # x + η_g (mean - x), which equals the mean bit for bit if η_g = 1.
         model = tree_map(lambda x, y: torch.lerp(x, y, self.eta_g), server.model, mean)
         share = len(clients) / clients.total
         if self.compat == "replace-controls":
@@ -117,11 +117,11 @@ class Scaffold(Training):
             control = tree_map(lambda c, s: torch.lerp(c, s, share), server.control, mean)
         return Server(model, control, rule)
 
-    @client_step(discloses={"control": "option I and OpenFGL's server cannot do without it"})
+    @client_step(discloses={"control": "option I and OpenFGL's server need it"})
     def train(
         self, graph: Graph, received: Server, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Minimise the cross entropy with corrected steps; then correct the control."""
+        """Train the received model with corrected steps, then update the control."""
         if state is None:
             own = layers.Private(layers.init_private(self.net, graph, key), None)
             state = Private(tree_map(torch.zeros_like, received.control), own)
@@ -147,7 +147,7 @@ class Scaffold(Training):
 
 
 def mean_slope(start: Tree, end: Tree, steps: Tensor, lr: float) -> Tree:
-    """(x - y) / (K η): the mean of the gradients that plain steps took; `end` may be stacked."""
+    """(x - y) / (K η): the mean gradient of plain steps. `end` may be stacked."""
 
     def divided(x: Tensor, y: Tensor) -> Tensor:
         return (x - y) / (lr * steps).reshape(*steps.shape, *[1] * x.dim())

@@ -1,4 +1,7 @@
-"""Networks as frozen dataclasses: `init(key)` gives a parameter tree, calling it gives logits.
+"""Networks as frozen dataclasses: `init(key)` makes a parameter tree, a call returns logits.
+
+`ops` has the products that all networks use, `views` the matrices that they precompute from a
+graph, and `kernels` the Triton kernels for GPUs. Modules named after a method have its networks.
 
 Examples:
     >>> from atoll.core.random import make_key
@@ -32,13 +35,13 @@ NETS = {
     "disengcn": DisenGCN,
     "gin-graph": GraphGIN,
 }
-"""Every network by the name that a configuration gives it."""
+"""Every network, by its name in a configuration."""
 
 
 def nets_for(task: str) -> dict[str, Callable[..., Net]]:
-    """The networks for a task, by its name in `TASKS`."""
+    """Return the networks for a task, given its name in `TASKS`."""
     return {name: net for name, net in NETS.items() if task_of(net) == task}
 
 
 EMBEDDERS = tuple(name for name, net in NETS.items() if hasattr(net, "embed"))
-"""Networks whose last layer can be separated (`core.method.Embedder`)."""
+"""Names of the networks with a separate last layer (`core.method.Embedder`)."""

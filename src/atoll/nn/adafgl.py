@@ -1,22 +1,22 @@
 """AdaFGL's personal networks: heads that read a graph through a model's predictions about it.
 
-    P = softmax of the model's logits,   q_i = P_i / |P_i|,   S_ij = <q_i, q_j>, zero diagonal
-    T = D^-1/2 (α A + (1 - α) S + I) D^-1/2,   X~ = [X, TX, ..., T^k X]
+    P = softmax of the model's logits,   q_i = P_i / |P_i|,   S_ij = <q_i, q_j>, zero diagonal.
+    T = D^-1/2 (α A + (1 - α) S + I) D^-1/2,   X~ = [X, TX, ..., T^k X].
     homophilous     MLP2(X~)
     heterophilous   MLP3(X), MLP3(X~), and `signed_messages` between the outputs of another MLP3(X~)
 
-A head is H <- dropout(PReLU(H W + b)), with one slope and no activation after the last layer.
-X~, N x (k+1)F and dense even where X is not, is never made. Its product with W = (W_0, ..., W_k) is
-X W_0 + T (X W_1 + T (X W_2 + ...)), exactly; so T meets matrices as wide as the hidden layer and
-not as X, and one product with X serves all heads and hops. Nothing is dropped from the input.
+A head is H <- dropout(PReLU(H W + b)), with one slope and no activation after the last layer. X~ is
+N x (k+1)F and dense, so it is never stored. Its product with W = (W_0, ..., W_k) is exactly
+X W_0 + T (X W_1 + T (X W_2 + ...)). T therefore multiplies matrices of the hidden width, not of X's
+width, and one product with X serves all heads and hops. There is no dropout on the input.
 
-S is N x N and is never stored. A product S H is Q (Q^T H) - H, which is O(N C D); where S must be
-seen entry by entry (`threshold`, `signed_messages`) it is made some rows at a time (`by_rows`).
-Rows of padding are zero in Q, so that their cosines are zero.
+S is N x N and is never stored. A product S H is Q (Q^T H) - H, which is O(N C D). If single entries
+of S are needed (`threshold`, `signed_messages`), S is computed in blocks of rows (`by_rows`).
+Rows of padding are zero in Q, so their cosines are zero.
 
-Label propagation, without parameters, measures how well a graph's labels spread:
+Label propagation, which has no parameters, measures how well a graph's labels spread:
 
-    Y <- Â Y / 2 + Y0 / 2 + Y0 on the seeds,   Y0 = one-hot on the seeds, 1/C elsewhere
+    Y <- Â Y / 2 + Y0 / 2 + Y0 on the seeds,   Y0 = one-hot on the seeds, 1/C elsewhere.
 
 Shapes: x (N, F), h (N, D), P, q, outputs and one-hot labels (N, C), seeds and masks (N,).
 """
@@ -56,12 +56,12 @@ from atoll.nn.ops import at_columns, at_rows, bags, both_ways, matmul, with_valu
 Propagation = Callable[[Tensor], Tensor]
 Tensors = tuple[Tensor, ...]
 
-LEAST = 1e-6  # least divisor: a client of one node has no pair to compare
+LEAST = 1e-6  # least divisor, because a client of one node has no pairs
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads by name, each with the number of its layers, at least two; they need the view `x`."""
+    """MLP heads by name, each with its number of layers (at least two). They need the view `x`."""
 
     features: int
     classes: int
@@ -72,7 +72,7 @@ class Heads:
     dropout: float = 0.5
 
     def init(self, key: Tensor) -> Tree:
-        """All first layers side by side, hop after hop; for each head a slope and the rest."""
+        """The first layers of all heads, concatenated by hop, and the rest of each head."""
         deep_width = (self.hops + 1) * self.features
         deep = [_weight(fold(key, name, 0), deep_width, self.hidden) for name in self.propagated]
         flat = [_weight(fold(key, name, 0), self.features, self.hidden) for name in self.plain]
@@ -93,14 +93,14 @@ class Heads:
     def __call__(
         self, params: Tree, graph: Graph, propagate: Propagation, key: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Every head's logits; `propagate` is T."""
+        """Return the logits of every head. `propagate` is T."""
         product = matmul(graph.views["x"], params["first"]["weight"])
         deep, flat = (len(names) * self.hidden for names in (self.propagated, self.plain))
         *terms, h, rest = torch.split(product, [*[deep] * (self.hops + 1), flat], dim=1)
         for term in reversed(terms):
             h = term + propagate(h)
         found: dict[str, Tensor] = {}
-        # Not joined before the bias is added: the derivative would copy both parts once more.
+        # Add the biases before joining, because the derivative would copy both parts once more.
         biases = params["first"]["bias"].split([deep, flat])
         for names, part, bias in zip((self.propagated, self.plain), (h, rest), biases, strict=True):
             own = torch.split(part + bias, [self.hidden] * len(names), dim=1)
@@ -115,7 +115,7 @@ class Heads:
 
 
 class _PReLU(Function):
-    """PReLU of h, (..., N, D), with a slope, (..., 1); a CPU takes torch's five times as long."""
+    """PReLU of h, (..., N, D), with slope (..., 1). On a CPU five times faster than torch's."""
 
     @staticmethod
     def forward(h: Tensor, slope: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ class _PReLU(Function):
 
 
 def _weight(key: Tensor, n_in: int, n_out: int) -> Tensor:
-    """A weight with the gain √2 of layers before a ReLU."""
+    """A weight with gain √2, for layers before a ReLU."""
     return math.sqrt(2) * glorot(key, n_in, n_out)
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Hyper-parameters as in `methods/adafgl.py`, which checks them."""
+    """The networks of step 2. `methods/adafgl.py` explains and checks the hyper-parameters."""
 
     features: int
     classes: int
@@ -164,7 +164,7 @@ class Adaptive:
 
     @property
     def heads(self) -> Heads:
-        """The four perceptrons."""
+        """The four MLP heads: homophilous, smoothed features, messages and raw features."""
         deep, flat = {"homo": 2, "smooth": 3, "message": 3}, {"raw": 3}
         shape = (self.features, self.classes, self.hops)
         return Heads(*shape, deep, flat, self.hidden, self.dropout)
@@ -173,7 +173,7 @@ class Adaptive:
         return self.heads.init(key)
 
     def surroundings(self, logits: Tensor, graph: Graph) -> Surroundings:
-        """The model's predictions about the graph; they stay the same while heads are trained."""
+        """The model's predictions about the graph, which are constant while heads train."""
         belief = _softmax(logits)
         p = _softmax(belief) if self.double_softmax else belief
         similar = Similarity(directions(p, graph.real), self.threshold, self.block)
@@ -192,19 +192,19 @@ class Adaptive:
 
 
 def directions(p: Tensor, real: Tensor) -> Tensor:
-    """Rows of unit length; zero for padding."""
+    """Normalise rows to unit length. Padding is zero."""
     return functional.normalize(p, dim=-1) * real.unsqueeze(-1)
 
 
 class Similarity(NamedTuple):
-    """S; with a threshold it has ones where a cosine is above it, and zeros elsewhere."""
+    """S. With a threshold, entries are one if the cosine is above it, else zero."""
 
     q: Tensor
     threshold: float = 0.0
     block: int = 1024
 
     def times(self, h: Tensor) -> Tensor:
-        """S H."""
+        """Return S H."""
         q = self.q
         if not self.threshold:
             return q @ (q.T @ h) - (q * q).sum(-1, keepdim=True) * h
@@ -234,7 +234,7 @@ def propagation(plain: Matrix, similar: Similarity, real: Tensor, alpha: float) 
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     if similar.threshold or not isinstance(plain, Sparse) or plain.dense is not None:
         return lambda h: scale * unscaled(scale * h)
-    # All factors in the matrices: a product then passes over h three times, not nine.
+    # All factors are in the matrices, so a product passes over h three times instead of nine.
     weight = alpha * at_rows(plain, scale) * at_columns(plain, scale)
     edges = with_values(plain, weight.squeeze(-1) * plain.values)
     q = math.sqrt(1 - alpha) * scale * similar.q
@@ -250,7 +250,7 @@ def propagation(plain: Matrix, similar: Similarity, real: Tensor, alpha: float) 
 
 
 class _Propagated(Stacked):
-    """A h + Q Qᵀ h + diag(own) h in one op of h only, on a CPU: no term has its own derivative.
+    """A h + Q Qᵀ h + diag(own) h as one CPU operation, differentiable only in h.
 
     Shapes: h (..., N, D), q (..., N, C), own (..., N, 1), then the matrix and its transpose.
     """
@@ -273,7 +273,7 @@ class _Propagated(Stacked):
 
 
 def _softmax(h: Tensor) -> Tensor:
-    """The softmax of rows; a CPU takes five times as long for torch's where rows are short."""
+    """The softmax of rows. For short rows on a CPU it is five times faster than torch's."""
     if h.is_cuda:
         return functional.softmax(h, dim=-1)
     raised = torch.exp(h - h.detach().amax(-1, keepdim=True))
@@ -283,14 +283,14 @@ def _softmax(h: Tensor) -> Tensor:
 def signed_messages(
     h: Tensor, similar: Similarity, slope: Tensor, real: Tensor, beta: float, inverted: bool = False
 ) -> Tensor:
-    """Messages of alike nodes minus those of unlike nodes, (N, C), from logits h (N, C).
+    """Messages of similar nodes minus messages of dissimilar nodes, (N, C), from logits h (N, C).
 
-        X = beta S + (1 - beta) S(softmax h), with mean m and maximum M over all pairs
-        R = (X - m) / (M - m) above the mean, (X - m) / m below it, one on the diagonal
+        X = beta S + (1 - beta) S(softmax h), with mean m and maximum M over all pairs.
+        R = (X - m) / (M - m) above the mean, (X - m) / m below it, one on the diagonal.
         (softmax(PReLU(R) h) - softmax(PReLU(-R) h) + h) / 2
 
-    Only relu(X - m) is ever N x N: the part below the mean is the rest of X - m, and X h is cheap.
-    `inverted` takes -X / m below the mean: zero for the least alike, -1 near the mean.
+    Only relu(X - m) is ever N x N, because the part below the mean is the rest of X - m, and X h
+    is cheap. `inverted` uses -X / m below the mean: zero for the least similar, -1 near the mean.
     """
     h = h * real.unsqueeze(-1)
     q, threshold, block = similar
@@ -305,28 +305,28 @@ def signed_messages(
     top = _maximum(rows, beta, threshold, block)
 
     def above_mean(start: int, *parts: Tensor) -> Tensor:
-        """relu(X - m) h; if `inverted`, beside it the sum of h over all pairs above the mean."""
+        """relu(X - m) h. If `inverted`, append the sum of h over all pairs above the mean."""
         *directed, h, mean = parts
         over = torch.relu(_pairs(beta, threshold, *directed) - mean)
         found = matmul(over, h)
         return torch.cat([found, (over > 0).to(h.dtype) @ h], dim=1) if inverted else found
 
     above = by_rows(above_mean, rows, (*rows, h, mean), block)
-    # A node is as alike to itself as can be; R has its own number for that.
+    # A node has maximal similarity with itself, but R has its own value for that.
     alike = above[:, : h.shape[1]] - torch.relu(1 - mean) * h
     if inverted:
         unlike = times_x(h) - alike - mean * (above[:, h.shape[1] :] - h)
     else:
         unlike = alike - times_x(h) + mean * (h.sum(0) - h)
     alike, unlike = alike / (top - mean).clamp(min=LEAST), unlike / mean.clamp(min=LEAST)
-    # PReLU(R) h and PReLU(-R) h from the positive and the negative part of R; R_ii = 1.
+    # PReLU(R) h and PReLU(-R) h, from the positive and the negative part of R. R_ii = 1.
     positive = alike - slope * unlike + h
     negative = unlike - slope * (alike + h)
     return (_softmax(positive) - _softmax(negative) + h) / 2
 
 
 def by_rows(function: Callable[..., Tensor], rows: Tensors, whole: Tensors, block: int) -> Tensor:
-    """function(start, *rows, *whole), (N, D), by blocks; a derivative makes N x N numbers again."""
+    """function(start, *rows, *whole), (N, D), in blocks. Backward recomputes N x N numbers."""
     if len(rows[0]) <= block:
         return function(0, *rows, *whole)
     parts = []
@@ -341,7 +341,7 @@ class _FunctionContext(Context, Protocol):
 
 
 class _Again(Function):
-    """A function that keeps only its inputs and is evaluated again to be differentiated."""
+    """A function that stores only its inputs. The backward pass evaluates it again."""
 
     generate_vmap_rule = True
 
@@ -363,13 +363,13 @@ class _Again(Function):
 
 
 def _without_own(start: int, block: Tensor) -> Tensor:
-    """A block of rows with zeros on the diagonal of the whole; overwrites what it gets."""
+    """Set the entries of a block of rows on the diagonal of the whole to zero, in place."""
     block.diagonal(start).zero_()
     return block
 
 
 def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
-    """Rows of X and of its diagonal, from rows of both kinds of directions and all of both."""
+    """Rows of X with its diagonal, given rows of both kinds of directions and all of both."""
     given_rows, own_rows, given, own = parts
     if not beta:
         return own_rows @ own.T
@@ -385,7 +385,7 @@ def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
 
 
 def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: int) -> Tensor:
-    """The largest entry of X; found without derivatives, which only its pair then has."""
+    """The largest entry of X, searched without derivatives. Only its pair has a gradient."""
 
     def row_maximum(start: int, *parts: Tensor) -> Tensor:
         """The largest entry of each row of X, (N, 1)."""
@@ -395,11 +395,11 @@ def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: 
     found = by_rows(row_maximum, fixed, fixed, block).squeeze(-1)
     row = found.argmax()
     some = [part.index_select(0, row.unsqueeze(0)) for part in fixed]
-    # That row once more, because only its place among all rows is known.
+    # Compute that row again, because only its index is known.
     nodes = torch.arange(len(found), device=row.device)
     again = _pairs(beta, threshold, *some, *fixed).squeeze(0) * (nodes != row)
     pair, best = torch.stack([row, again.argmax()]), found.amax()
-    # Not by `prod`, whose derivative counts zeros and makes a GPU wait for their number.
+    # Not `prod`, whose derivative counts zeros and makes a GPU wait for the count.
     one, other = rows[1].index_select(0, pair).unbind()
     alike = (1 - beta) * (one * other).sum()
     return alike + (best - alike).detach()
@@ -416,7 +416,7 @@ def homophily(graph: Graph, classes: int, key: Tensor) -> Tensor:
 
 
 def propagate_labels(adjacency: Matrix, labels: Tensor, seeds: Tensor, steps: int = 10) -> Tensor:
-    """Scores, (N, C), from the labels of the seeds."""
+    """Propagate the labels of the seeds. Return scores, (N, C)."""
     known = seeds.unsqueeze(-1)
     start = labels * known + (1 - known) / labels.shape[-1]
     y = start
@@ -426,7 +426,7 @@ def propagate_labels(adjacency: Matrix, labels: Tensor, seeds: Tensor, steps: in
 
 
 def accuracy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Share of nodes whose class scores highest, a tie being a fair draw; one if there are none."""
+    """Share of nodes whose class has the highest score. Ties are split. One for no nodes."""
     best = (scores >= scores.amax(-1, keepdim=True) - 1e-6).to(scores.dtype)
     right = (best * labels).sum(-1) / best.sum(-1)
     return torch.where(mask.sum() > 0, masked_mean(right, mask), 1.0)

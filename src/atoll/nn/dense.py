@@ -1,9 +1,9 @@
-"""Dense products by oneDNN on a CPU, where MKL's, which `@` calls, are slower.
+"""Dense products with oneDNN on a CPU, where it is faster than MKL, which `@` calls.
 
-MKL leaves half of a processor's vectors unused where another company made the processor. On one
-core of an AMD EPYC, (3840, 64) by (64, 64) takes 0.28 ms by `@` and 0.13 ms by oneDNN. A call costs
-0.01 ms more, so small products keep `@`; so do other types than float32. A kernel for a new shape
-takes 0.3 ms to make and is kept, so shapes that change with every step must be `evened`.
+On processors of other vendors MKL does not use the full vector width. On one core of an AMD EPYC,
+(3840, 64) by (64, 64) takes 0.28 ms with `@` and 0.13 ms with oneDNN. A call costs 0.01 ms more, so
+small products use `@`, and so do dtypes other than float32. A kernel for a new shape takes 0.3 ms
+to build and is cached, so shapes that change in every step must be `evened`.
 
 Shapes: a (N, K), b (K, M), bias (M,).
 """
@@ -20,8 +20,8 @@ from torch.autograd import Function
 
 from atoll.core.vmap.stacks import Context, Dims, Gradients, Vmap, as_batch, call
 
-LARGE = 1 << 21  # terms of a product from which oneDNN is faster
-EVEN = 128  # rows that a matrix has a multiple of after `evened`
+LARGE = 1 << 21  # number of multiplications from which oneDNN is faster
+EVEN = 128  # `evened` pads the number of rows to a multiple of this
 LEAST_EVENED = 512
 
 
@@ -31,7 +31,7 @@ def times(a: Tensor, b: Tensor) -> Tensor:
 
 
 def dense_layer(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
-    """The product, plus a bias, then a rectifier if asked for."""
+    """The product, plus a bias, then a ReLU if `relu` is set."""
     if _is_large(a, b):
         found: Tensor = call(_Layer, a, b, bias, relu)
         return found
@@ -41,7 +41,7 @@ def dense_layer(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool = False) -
 
 
 def evened(h: Tensor) -> Tensor:
-    """h, (N, D), with rows of zeros at the end: many numbers of rows then share one shape."""
+    """Pad h, (N, D), with rows of zeros, so that many row counts share one shape."""
     more = -len(h) % EVEN
     if not more or len(h) < LEAST_EVENED or h.dtype != torch.float32 or h.is_cuda:
         return h
@@ -62,7 +62,7 @@ def _is_large(a: Tensor, b: Tensor) -> bool:
 
 @cache
 def _onednn() -> Callable[..., Tensor] | None:
-    """Its linear layer, x Wᵀ + b; None where torch was built without it."""
+    """The linear layer of oneDNN, x Wᵀ + b, or None if torch was built without it."""
     found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return found.default if found is not None and torch._C._has_mkldnn else None
 
@@ -73,7 +73,7 @@ class _Layer(Function):
         linear = _onednn()
         assert linear is not None
         if bias is None and not relu and b.numel() < a.numel() and not a.is_contiguous():
-            # The left side is copied to be contiguous: from the other side it is the smaller one.
+            # The left side is copied to be contiguous, so put the smaller matrix there.
             return linear(b.mT, a, None, "none", [], "").mT
         return linear(a, b.mT, bias, "relu" if relu else "none", [], "")
 
@@ -104,7 +104,7 @@ class _Layer(Function):
             tall = as_batch(a, a_dim, size).flatten(0, 1)
             out = dense_layer(tall, b, bias, relu)
             return out.reshape(size, -1, out.shape[1]), 0
-        if a_dim is None:  # one matrix by all clients' side by side
+        if a_dim is None:  # one matrix times the concatenated matrices of all clients
             wide = b.movedim(b_dim, 0).mT.flatten(0, 1).mT
             out = dense_layer(a, wide, None).reshape(len(a), size, -1).movedim(1, 0)
         else:

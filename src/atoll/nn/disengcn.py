@@ -1,23 +1,23 @@
-"""Disentangled graph convolutional network (Ma et al., 2019), as FedIIH uses it (Yu et al., 2025).
+"""Disentangled graph convolutional network (Ma et al., 2019), as in FedIIH (Yu et al., 2025).
 
     H <- dropout(leaky_relu(X W + b)),           K factors side by side, each of width `hidden`
     H <- dropout(leaky_relu(route(H)))           in every routing layer
     logits = H W_c + b_c
 
-A routing layer has no parameters. With x̂ = H normalised in each factor and u = x̂ to begin with, it
+A routing layer has no parameters. It normalises H in each factor to x̂, starts with u = x̂, and
 repeats `iterations` times
 
-    p_st^k = softmax_k <x̂_s^k, u_t^k>            which factor made the edge s -> t
+    p_st^k = softmax_k <x̂_s^k, u_t^k>            the share of factor k in the edge s -> t
     u_t^k  = normalise(x̂_t^k + Σ_s p_st^k x̂_s^k)
 
-over the neighbours s of t, t itself not among them. `routing` counts layers as FedIIH does, where
-two more, without parameters either, make the latent means and variances (`head`).
+over the neighbours s of t, excluding t itself. `routing` counts layers as in FedIIH, where two more
+layers, also without parameters, compute the latent means and variances (`head`).
 
-With two classes the classifier has one output z and the logits are (0, z): their cross entropy is
+With two classes the classifier has one output z and the logits are (0, z). Their cross entropy is
 the binary cross entropy of z.
 
-Shapes: x (N, D), H (N, K * hidden), logits (N, C). Weights of edges are not read, except that an
-edge of weight zero is none.
+Shapes: x (N, D), H (N, K * hidden), logits (N, C). Edge weights are ignored, except that an edge of
+weight zero does not exist.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from atoll.nn.ops import NoDerivative, bags, matmul
 
 Tensors = tuple[Tensor, ...]
 
-CACHED = 1 << 20  # most numbers of a per-node tensor that a routing pass works on at once, on a CPU
+CACHED = 1 << 20  # largest per-node tensor (in numbers) of a routing pass on a CPU
 
 
 def neighbours(graph: Graph) -> Sparse:
-    """A with zeros and ones: every edge once, without self-loops."""
+    """The binary adjacency A: every edge once, without self-loops."""
     source, target = graph.edges
     size = graph.num_nodes
     place = (target * size + source)[(source != target) & (graph.edge_weight != 0)].unique()
@@ -60,14 +60,14 @@ def neighbours(graph: Graph) -> Sparse:
 
 @dataclass(frozen=True)
 class DisenGCN(Embedder):
-    """`factors` factors of width `hidden` each; `routing` is FedIIH's number of layers."""
+    """A network with `factors` factors of width `hidden`. `routing` is FedIIH's layer count."""
 
     features: int
     classes: int
     hidden: Hidden = 128
-    factors: Annotated[OneOrMore, "factors of a node's embedding"] = 2
-    routing: Annotated[OneOrMore, "routing layers"] = 4
-    iterations: Annotated[OneOrMore, "steps of one routing"] = 6
+    factors: Annotated[OneOrMore, "number of factors of a node's embedding"] = 2
+    routing: Annotated[OneOrMore, "number of routing layers"] = 4
+    iterations: Annotated[OneOrMore, "steps of one routing layer"] = 6
     dropout: Dropout = 0.35
     binary: Annotated[Literal["one-logit", "two-logits"], "outputs for two classes"] = "one-logit"
 
@@ -76,17 +76,17 @@ class DisenGCN(Embedder):
 
     @property
     def width(self) -> int:
-        """Width of all factors together."""
+        """Total width of all factors."""
         return self.factors * self.hidden
 
     @property
     def base_layers(self) -> int:
-        """Routing layers before the classifier."""
+        """The number of routing layers before the classifier."""
         return max(1, self.routing - 2)
 
     @property
     def head_layers(self) -> int:
-        """Routing layers of the latent means, and again of the variances."""
+        """The number of routing layers of the latent means, and again of the variances."""
         return 1 if self.routing <= 2 else 2
 
     @property
@@ -94,7 +94,7 @@ class DisenGCN(Embedder):
         return {"neighbours": neighbours, "x": views.features}
 
     def init(self, key: Tensor) -> Tree:
-        """The ranges are the public code's: the projection's follows its output width."""
+        """Initialise with the public code's ranges. The projection's follows its output width."""
         wide, outputs = self.width, 1 if self._one_logit else self.classes
         weight = uniform(fold(key, "weight"), (self.features, wide), torch.get_default_dtype())
         bias = kaiming_bias(fold(key, "bias"), wide, wide)
@@ -105,19 +105,19 @@ class DisenGCN(Embedder):
         }
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The input of the classifier and the heads, (N, K * hidden)."""
+        """Return the input of the classifier and the heads, (N, K * hidden)."""
         encoder = params["encoder"]
         h = matmul(graph.views["x"], encoder["weight"]) + encoder["bias"]
         h = dropout(functional.leaky_relu(h), key, graph.ids, self.dropout, "project")
         return self._route(h, graph, key, "base", self.base_layers)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The classifier on the output of `embed`, (N, C)."""
+        """Apply the classifier to the output of `embed`, (N, C)."""
         out = apply_linear(params["classifier"], h)
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
     def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:
-        """More routing on top of `embed`; heads differ only by their names' dropout."""
+        """Apply more routing layers to `embed`. Heads differ only in dropout, by their names."""
         return self._route(h, graph, key, name, self.head_layers)
 
     @property
@@ -144,7 +144,7 @@ def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
 
 
 class _Route(Function):
-    """All passes of a layer as one op, which keeps the shares p, (T, K, E), and nothing wider."""
+    """All passes of a layer as one operation, which stores only the shares p, (T, K, E)."""
 
     @staticmethod
     def forward(factors: int, iterations: int, x: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,13 +183,13 @@ class _Route(Function):
             out, shares = _Route.apply(factors, iterations, x[some].flatten(0, 1), *joined)  # type: ignore[no-untyped-call]
             outs.append(out.view_as(x[some]))
             kept.append(shares.view(*shares.shape[:2], len(outs[-1]), -1))
-        if len(outs) == 1:  # nothing to join, hence nothing to copy
+        if len(outs) == 1:  # avoid a copy
             return (outs[0], kept[0]), (0, 2)
         return (torch.cat(outs), torch.cat(kept, dim=2)), (0, 2)
 
 
 class _RouteBack(NoDerivative):
-    """The gradient of `_Route` by x: from the last pass to the first, each u made once more."""
+    """The gradient of `_Route` by x, from the last pass to the first. Each u is recomputed."""
 
     @staticmethod
     def forward(shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ class _RouteBack(NoDerivative):
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
-    """The Triton kernels, where they can work on x; None elsewhere."""
+    """The Triton kernels if they can process x, else None."""
     if not on_gpu(x):
         return None
     from atoll.nn.kernels import routing
@@ -245,13 +245,13 @@ def _kernels(x: Tensor) -> ModuleType | None:
 
 
 def _programs(x: Tensor, matrix: Tensors, dims: Dims) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Clients that are routed together, and their adjacencies along one diagonal.
+    """Yield groups of clients to route together, and their adjacencies as block diagonals.
 
-    A GPU takes all of them at once. A CPU takes as many as its cache holds: with wide factors, main
-    memory would halve the speed (PubMed, 20 clients).
+    A GPU processes all clients at once. A CPU processes as many as its cache holds, because with
+    wide factors main memory would halve the speed (PubMed, 20 clients).
     """
     size, nodes, entries = x.shape[0], x.shape[1], matrix[1].shape[-1]
-    # In the order of `MATRIX`; values are not numbers of nodes or entries.
+    # In the order of `MATRIX`. Values are not indices of nodes or entries.
     steps = (entries, nodes, nodes, 0, entries, nodes, entries)
     count = max(1, CACHED // max(1, x[0].numel())) if x.device.type == "cpu" else size
     for first in range(0, size, count):
@@ -267,7 +267,7 @@ def _programs(x: Tensor, matrix: Tensors, dims: Dims) -> Iterator[tuple[slice, l
 
 
 class _Edges:
-    """The adjacency once for every factor, as blocks; tensors are (K, N, hidden) and (K, E)."""
+    """The adjacency repeated for every factor, as blocks. Tensors: (K, N, hidden) and (K, E)."""
 
     def __init__(self, matrix: Sequence[Tensor], factors: int) -> None:
         offsets, columns, rows, values, t_offsets, t_columns, self.t_order = matrix
@@ -278,50 +278,50 @@ class _Edges:
         self.real = (values != 0).to(values.dtype)
 
     def dot(self, targets: Tensor, sources: Tensor) -> Tensor:
-        """For every edge: the inner product of its target's and its source's row."""
+        """The inner product of the target's and the source's row, for every edge."""
         if self.columns.numel() == 0:
             return targets.new_zeros(targets.shape[0], 0)
-        # The gradient of `embedding_bag` by its weights: one kernel, no (E, hidden) tensor.
+        # The gradient of `embedding_bag` by its weights: one kernel without an (E, hidden) tensor.
         out = torch.ops.aten._embedding_bag_per_sample_weights_backward(
             targets.flatten(0, 1), sources.flatten(0, 1), self.columns, self.offsets, self.rows, 0
         )
         return out.view(targets.shape[0], -1)  # type: ignore[no-any-return]
 
     def gather(self, weight: Tensor, sources: Tensor) -> Tensor:
-        """For every node: the weighted sum over the edges that end there."""
+        """The weighted sum over the edges that end at a node, for every node."""
         flat = sources.flatten(0, 1)
         return bags(flat, self.columns, self.offsets, weight.flatten()).view_as(sources)
 
     def scatter(self, weight: Tensor, targets: Tensor) -> Tensor:
-        """For every node: the weighted sum over the edges that start there."""
+        """The weighted sum over the edges that start at a node, for every node."""
         weight = weight.index_select(1, self.t_order).flatten()
         flat = targets.flatten(0, 1)
         return bags(flat, self.t_columns, self.t_offsets, weight).view_as(targets)
 
 
 def _copies(index: Tensor, count: int, step: int) -> Tensor:
-    """An index tensor of one matrix -> that of `count` of them along a diagonal, `step` apart."""
+    """Repeat a matrix's index tensor for `count` diagonal blocks, `step` apart."""
     block = torch.arange(count, dtype=index.dtype, device=index.device).unsqueeze(-1)
     return (index + step * block).flatten()
 
 
 def _by_factor(h: Tensor, factors: int) -> Tensor:
-    """(N, K * hidden) -> (K, N, hidden)."""
+    """Reshape (N, K * hidden) to (K, N, hidden)."""
     return h.reshape(len(h), factors, -1).transpose(0, 1).contiguous()
 
 
 def _side_by_side(h: Tensor) -> Tensor:
-    """(K, N, hidden) -> (N, K * hidden)."""
+    """Reshape (K, N, hidden) to (N, K * hidden)."""
     return h.transpose(0, 1).flatten(1)
 
 
 def _scale(h: Tensor) -> Tensor:
-    """The factor that makes rows of h unit vectors; zero for a zero row."""
+    """The factor that makes rows of h unit vectors. Zero for a zero row."""
     length = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
     return torch.where(length > 1e-12, length.reciprocal(), 0.0)
 
 
 def _scale_back(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
-    """The gradient by h, given that by unit = h * _scale(h)."""
+    """The gradient by h, given the gradient by unit = h * _scale(h)."""
     along = (unit * grad).sum(-1, keepdim=True)
     return torch.addcmul(grad, unit, along, value=-1).mul_(scale)

@@ -1,6 +1,6 @@
-"""A graph convolution whose edges have learned weights: D^-1/2 (A∘w + I) D^-1/2.
+"""A graph convolution with learned edge weights: D^-1/2 (A∘w + I) D^-1/2.
 
-On a GPU the normalised entries come from one function, with a gradient by hand: the dozen small
+On a GPU one function with a hand-written gradient computes the normalised entries. The dozen small
 operations that it replaces cost more there than the products themselves.
 """
 
@@ -25,7 +25,7 @@ MATRIX = ("offsets", "columns", "rows", "values", "t_offsets", "t_order")
 
 
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
-    """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij; gradients flow through D."""
+    """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij, differentiable in w."""
     if on_gpu(weight):
         tensors = (getattr(adjacency, name) for name in MATRIX)
         values, t_values, _ = call(_Normalised, weight, *tensors)
@@ -33,7 +33,7 @@ def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
         return partial(matmul, matrix)
     matrix = with_values(adjacency, torch.where(adjacency.rows != adjacency.columns, weight, 1.0))
     scale = row_sum(adjacency, matrix.values.unsqueeze(-1)).clamp(min=1e-12).rsqrt()
-    # Scaling the nodes before and after is cheaper than scaling every entry.
+    # Scaling the nodes before and after the product is cheaper than scaling every entry.
     return lambda h, bias: scale * matmul(matrix, scale * h) + bias
 
 
@@ -52,7 +52,7 @@ class _Normalised(Function):
     ) -> None:
         values, t_values, scale = output
         ctx.mark_non_differentiable(t_values, scale)
-        ctx.set_materialize_grads(False)  # zeros for those two would be two launches
+        ctx.set_materialize_grads(False)  # zeros for these two would need two launches
         ctx.save_for_backward(values, scale, *inputs[1:])
 
     @staticmethod
@@ -69,7 +69,7 @@ class _Normalised(Function):
 
 
 class _NormalisedBack(NoDerivative):
-    """The gradient by the weights, (E,), from that by the entries."""
+    """The gradient by the weights, (E,), given the gradient by the entries."""
 
     @staticmethod
     def forward(grad: Tensor, values: Tensor, scale: Tensor, *matrix: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class _NormalisedBack(NoDerivative):
 
 
 def _joined(info: Vmap, dims: Dims, args: tuple[Tensor, ...]) -> list[Tensor]:
-    """The clients' tensors end to end: a stacked matrix numbers its entries that way."""
+    """Concatenate the clients' tensors, because a stacked matrix numbers its entries so."""
     if None in dims[1:]:
         raise RuntimeError("a sparse matrix must be stacked whole: all of its tensors or none")
     return [part.flatten() for part in batched(info, dims, *args)]

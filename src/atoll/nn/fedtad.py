@@ -1,15 +1,15 @@
-"""FedTAD's parts: how much a node resembles its neighbours, and a generator of node features.
+"""FedTAD's parts: how similar a node is to its neighbours, and a generator of node features.
 
-Similarity in features and in position (Eqs. 3 to 5), as views whose options `partial` binds:
+Similarity in features and in position (Eqs. 3 to 5), as views with options bound by `partial`:
 
-    T = A D^-1,  h_i = [x_i ‖ T_ii, (T²)_ii, ..., (T^p)_ii]     returns of random walks
+    T = A D^-1,  h_i = [x_i ‖ T_ii, (T²)_ii, ..., (T^p)_ii]     return probabilities of walks
     similarity_i = mean over neighbours j of cos(h_i, h_j)
 
-The generator makes features from noise and a label, as in FedTAD's code:
+The generator computes features from noise and a label, as in FedTAD's code:
 
     x̂ = W4 tanh(W3 tanh(W2 tanh(W1 [z ‖ e_label])))      widths 64, 128, 256, features
 
-Losses on pseudo graphs compare the answers of a student and its teachers, and keep nodes apart.
+Losses on pseudo graphs compare the outputs of a student and its teachers, and separate nodes.
 
 Shapes: noise (B, noise), labels (B,), x̂ (B, features).
 """
@@ -35,14 +35,15 @@ from atoll.nn.views import row_lengths, sparse_features
 
 Tensors = tuple[Tensor, ...]
 
-BLOCK = 1 << 22  # most numbers of a block of columns of T^q that are held at once
+BLOCK = 1 << 22  # largest block of columns of T^q in memory (in numbers)
 
 
 def walk_returns(graph: Graph, length: int) -> Tensor:
-    """Probability that a walk of 1, ..., `length` steps ends where it began, (N, length).
+    """Probability that a walk of 1, ..., `length` steps returns to its start, (N, length).
 
-    Exact, without a power of T: T is similar to S = D^-1/2 A D^-1/2, which is symmetric if A is, so
-    that (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks of columns.
+    The result is exact, without powers of T. T is similar to S = D^-1/2 A D^-1/2, which is
+    symmetric if A is. So (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks
+    of columns.
     """
     walk, nodes = _walk_matrix(graph), torch.arange(graph.num_nodes, device=graph.y.device)
     blocks = [graph.real.new_zeros(0, length)]
@@ -58,7 +59,7 @@ def walk_returns(graph: Graph, length: int) -> Tensor:
 
 
 def _walk_matrix(graph: Graph) -> Sparse:
-    """D^-1/2 A D^-1/2 of the graph taken as undirected; zero rows for isolated nodes."""
+    """D^-1/2 A D^-1/2 of the undirected graph. Rows of isolated nodes are zero."""
     there = graph.edges[:, graph.edge_weight != 0]
     source, target = torch.unique(torch.cat([there, there.flip(0)], dim=1), dim=1)
     ones = torch.ones(source.shape[0], dtype=graph.real.dtype, device=graph.real.device)
@@ -68,18 +69,18 @@ def _walk_matrix(graph: Graph) -> Sparse:
 
 
 def neighbour_similarity(graph: Graph, length: int) -> Tensor:
-    """Mean cosine of h_i and h_j over the neighbours j of a training node i, (N,); else zero."""
+    """Mean cosine of h_i and h_j over the neighbours j of a training node i, (N,), else zero."""
     total, count = _summed_cosines(graph, walk_returns(graph, length))
     return total / count.clamp(min=1)
 
 
 def visited_similarity(graph: Graph, length: int) -> Tensor:
-    """The same as FedTAD's public code computes it, (N,): see `atoll methods fedtad`.
+    """The similarity of FedTAD's public code, (N,). See `atoll methods fedtad`.
 
-    There T is multiplied element by element, so that only its diagonal is left, and walks jump
-    almost uniformly over the whole graph. The numbers of the nodes that walks of 1, ..., `length`
-    nodes visit replace the return probabilities, and a node counts itself among its neighbours,
-    with similarity one. Numbers follow the ids, so that the draw follows a node that moves.
+    The code multiplies T element by element, so only its diagonal remains, and walks jump almost
+    uniformly over the whole graph. Instead of return probabilities it uses the numbers of the
+    nodes that walks of 1, ..., `length` nodes visit. A node is its own neighbour, with similarity
+    one. Numbers follow the ids, so that the draw does not depend on a node's position.
     """
     size, by_id = graph.num_nodes, torch.argsort(graph.ids)
     start = torch.arange(size, device=graph.y.device)
@@ -94,7 +95,7 @@ def visited_similarity(graph: Graph, length: int) -> Tensor:
             key = fold(make_key(0, graph.y.device), "visited", walk, step)
             moves, jump = uniform(key, (2, size), graph.real.dtype)
             other = (jump * (size - 1)).long()
-            other = other + (other >= at)  # everywhere but here
+            other = other + (other >= at)  # any node except this one
             at = torch.where((moves < stay[at]) | (size == 1), at, other)
     visited = torch.stack(columns, dim=1)[torch.argsort(by_id)].to(graph.real.dtype)
     total, count = _summed_cosines(graph, visited)
@@ -116,7 +117,7 @@ def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
-    """x_source · x_target for every edge, with one side dense in blocks, the other sparse."""
+    """x_source · x_target for every edge, with dense blocks on one side and sparse rows."""
     starts, counts = x.offsets.long(), row_lengths(x)
     out = x.values.new_zeros(edges.shape[1])
     for block in torch.split(torch.argsort(edges[1]), max(1, BLOCK // max(1, x.shape[1]))):
@@ -131,10 +132,10 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
 
 
 def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
-    """Edges (2, E) from each row's `count` most similar rows, itself among them, to that row.
+    """Edges (2, E) to each row from its `count` most similar rows, including itself.
 
-    Their weights are one, or zero for an edge that is none (`_both_ways`). `by` is "dot" (FedTAD,
-    Eq. 7), or "cosine", which also adds every edge's reverse (its code). No gradient flows.
+    Weights are one, or zero for a duplicate edge (`_both_ways`). `by` is "dot" (FedTAD, Eq. 7),
+    or "cosine", which also adds every edge's reverse (its code). The result has no gradient.
     """
     unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
     alike = unit @ unit.T
@@ -145,17 +146,17 @@ def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
         edges = chosen.nonzero().T.flip(0)
         return edges, edges.new_ones(edges.shape[1], dtype=x.dtype)
     rows = torch.arange(len(picks), device=picks.device).unsqueeze(1).expand_as(picks)
-    picked = picks if x.is_cuda else picks.sort(1).values  # a matrix sorts its entries anyway
+    picked = picks if x.is_cuda else picks.sort(1).values  # a GPU sorts entries later anyway
     edges = torch.stack([picked, rows]).flatten(1)
     weight = edges.new_ones(edges.shape[1], dtype=x.dtype)
     return _both_ways(picks, edges, weight) if by == "cosine" else (edges, weight)
 
 
 def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Edges, reverses and self-loops; repeats have weight zero, so a GPU need not count them."""
+    """Edges, reverses and self-loops. Duplicates have weight zero, so a GPU need not wait."""
     source, target = edges
     nodes = torch.arange(len(picks), device=picks.device).unsqueeze(1)
-    # The reverse of source -> target is there already if target is among source's picks.
+    # The reverse of source -> target exists already if target is among source's picks.
     new = (picks[source] != target.unsqueeze(1)).all(1)
     more = torch.cat([edges.flip(0), nodes.T.expand(2, -1)], dim=1)
     repeated = torch.cat([new, (picks != nodes).all(1)]).to(weight.dtype)
@@ -164,7 +165,7 @@ def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Generator:
-    """The label's embedding is as wide as there are classes."""
+    """The generator P. The embedding of a label has one dimension per class."""
 
     features: int
     classes: int
@@ -190,21 +191,22 @@ class Generator:
 
 
 def _linear(layer: Tree, h: Tensor) -> Tensor:
-    """H W + b; a GPU adds b in the same kernel."""
+    """H W + b. A GPU adds b in the same kernel."""
     return torch.addmm(layer["bias"], h, layer["weight"]) if h.is_cuda else apply_linear(layer, h)
 
 
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
-    """Σ_k Σ_i weight_ki D(student_i, taught_ki), D being KL(student ‖ taught) or mean |difference|.
+    """Σ_k Σ_i weight_ki D(student_i, taught_ki). D is KL(student ‖ taught) or mean |difference|.
 
-    Of logits, (B, C) and (K, B, C), with the trust in teachers, (K, B); `reading` is "kl" or "l1".
+    Arguments are logits, (B, C) and (K, B, C), and the trust in teachers, (K, B). `reading` is
+    "kl" or "l1".
     """
     if reading == "l1":
         if on_gpu(student) and not taught.requires_grad and not inside_transform():
             found: Tensor = _L1Gaps.apply(student, taught, weight)[0]  # type: ignore[no-untyped-call]
             return found
         gap = student - taught
-        # Where both agree (a single client), the sign of a rounding error must not train.
+        # If both agree (a single client), the sign of a rounding error must not train.
         gap = torch.where(gap.abs() > 1e-6, gap, 0 * gap)
         return (weight * gap.abs().mean(-1)).sum()
     log_p, log_q = functional.log_softmax(student, -1), functional.log_softmax(taught, -1)
@@ -212,7 +214,7 @@ def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) ->
 
 
 def mean_cosine(x: Tensor) -> Tensor:
-    """Mean cosine over all pairs of rows, themselves included, in O(B D)."""
+    """Mean cosine over all pairs of rows, including each row with itself, in O(B D)."""
     return functional.normalize(x, dim=1).mean(0).square().sum()
 
 
@@ -226,7 +228,7 @@ def mode_seeking(noise: Tensor, x: Tensor) -> Tensor:
 
 
 class _WithSlope(Function):
-    """A sum, and its slope for the backward pass."""
+    """A sum that also returns its gradient for the backward pass."""
 
     @staticmethod
     def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
@@ -235,7 +237,7 @@ class _WithSlope(Function):
 
 
 class _L1Gaps(_WithSlope):
-    """`divergence` by "l1" on a GPU, with its gradient by the student's logits alone."""
+    """`divergence` with "l1" on a GPU, differentiable only in the student's logits."""
 
     @staticmethod
     def forward(student: Tensor, taught: Tensor, weight: Tensor) -> Tensors:
@@ -252,8 +254,8 @@ class _L1Gaps(_WithSlope):
 class _WeightedGaps(_WithSlope):
     """Σ_ij w_ij ‖x_i - x_j‖_1 for a symmetric w, in a quarter of the time of `cdist`.
 
-    With s_ij = sign(x_i - x_j) half its gradient is G_i = Σ_j w_ij s_ij, and because s is
-    antisymmetric the sum itself is 2 Σ_i <x_i, G_i>: one pass over the pairs gives both.
+    With s_ij = sign(x_i - x_j), half its gradient is G_i = Σ_j w_ij s_ij. Because s is
+    antisymmetric, the sum itself is 2 Σ_i <x_i, G_i>. One pass over the pairs gives both.
     """
 
     @staticmethod
@@ -280,7 +282,7 @@ class _WeightedGaps(_WithSlope):
 
 
 def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
-    """G, one row against the rows before it at a time, which stay in a processor's cache."""
+    """G, computed row by row against the previous rows, which stay in the processor's cache."""
     half, signs = torch.zeros_like(x), torch.empty_like(x)
     for row in range(1, len(x)):
         gaps, by = torch.sub(x[row], x[:row], out=signs[:row]).sign_(), weight[row, :row]
@@ -290,7 +292,7 @@ def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _half_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
-    """G with few kernels: many rows against all, as many as fit into 256 MB."""
+    """G with few kernels: as many rows at a time as fit into 256 MB, against all rows."""
     rows = max(1, (1 << 26) // max(1, x.numel()))
     parts = zip(torch.split(x, rows), torch.split(weight, rows), strict=True)
     blocks = [by.unsqueeze(1) @ (part.unsqueeze(1) - x).sign_() for part, by in parts]

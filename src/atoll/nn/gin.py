@@ -5,11 +5,11 @@
 `layers` times. `GIN` continues with H W + b, for nodes. `GraphGIN` is GCFL's network (Xie et al.,
 2021): it starts from X W_pre + b_pre, pools H over each graph, and continues with
 dropout(relu(H W_post + b_post)) W + b. Its layers before and after the convolutions fit a client's
-own features and classes and never leave it.
+own features and classes and are private.
 
-There is no batch normalisation. Shapes: x (N, D), logits (N, C); those of a graph stand at its
-root. Nothing is dropped from the input, so that (A + I) X is computed once. Unlike PyG's `GINConv`,
-the sum is weighted where the data has edge weights; without them both are equal.
+There is no batch normalisation. Shapes: x (N, D), logits (N, C); a graph's logits are at its root.
+There is no dropout on the input, so (A + I) X is computed once. Unlike PyG's `GINConv`, the sum is
+weighted if the data have edge weights. Without edge weights both are equal.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ class GIN(Embedder):
         return [*convolutions, linear(fold(key, self.layers), self.hidden, self.classes)]
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The input of the last, linear layer, (N, hidden)."""
+        """Return the input of the last, linear layer, (N, hidden)."""
         first, *rest = params[:-1]
         h = _perceptron(first, views.first_product(graph, "sum", first["inner"]["weight"]))
         return _convolved(rest, h, graph, key, self.dropout)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The linear layer on the output of `embed`, (N, C)."""
+        """Apply the linear layer to the output of `embed`, (N, C)."""
         out: Tensor = matmul(h, params[-1]["weight"]) + params[-1]["bias"]
         return out
 
 
 @dataclass(frozen=True)
 class GraphGIN(Embedder):
-    """A linear layer, `layers` convolutions, a pool over each graph, two linear layers."""
+    """A linear layer, `layers` convolutions, pooling over each graph, two linear layers."""
 
     features: int
     classes: int
     hidden: Hidden = 64
     layers: Layers = 3
     dropout: Dropout = 0.5
-    pool: Annotated[Literal["sum", "mean", "max"], "how nodes make a graph's embedding"] = "sum"
+    pool: Annotated[Literal["sum", "mean", "max"], "pooling of a graph's nodes"] = "sum"
 
     task: ClassVar[str] = GRAPHS.name
     private: ClassVar[tuple[str, ...]] = ("pre", "post", "readout")
@@ -86,18 +86,18 @@ class GraphGIN(Embedder):
         return {"sum": views.sum_adjacency, "sum_x1": views.sum_features_and_ones, "pool": pool}
 
     def init(self, key: Tensor) -> Tree:
-        """The convolutions, which can be shared, and the private layers around them."""
+        """Initialise the convolutions, which can be shared, and the private layers around them."""
         wide, classes = self.hidden, self.classes
         shapes = {"pre": (self.features, wide), "post": (wide, wide), "readout": (wide, classes)}
         around = {name: linear(fold(key, name), *shape) for name, shape in shapes.items()}
         return {"convolutions": _convolutions(key, [wide] * self.layers, wide), **around}
 
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
-        """Private layers, the first of them as if the client's own features were all there are."""
+        """Private layers. The first is initialised as if only the client's features existed."""
         fresh = {name: part for name, part in self.init(key).items() if name in self.private}
         if graph.has_features is None:
             return fresh
-        # The range is 1/sqrt(width); columns that only others have stay zero for good.
+        # The range is 1/sqrt(width). Columns that only other clients have stay zero.
         own = graph.has_features
         widen = math.sqrt(self.features) / own.sum().clamp(min=1).sqrt()
         fresh["pre"] = tree_map(lambda leaf: leaf * widen, fresh["pre"])
@@ -105,12 +105,12 @@ class GraphGIN(Embedder):
         return fresh
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """A row for each graph, (G, hidden), before the last activation and dropout."""
+        """One row per graph, (G, hidden), before the last activation and dropout."""
         first, *rest = params["convolutions"]
-        # (A + I) (X W_pre + b_pre) W_1 from the right, where the matrices are small.
+        # (A + I) (X W_pre + b_pre) W_1, multiplied from the right, where the matrices are small.
         before = torch.cat([params["pre"]["weight"], params["pre"]["bias"].unsqueeze(0)])
         before = before @ first["inner"]["weight"]
-        # Up to the first dropout a node's numbers are a function of its row alone.
+        # Up to the first dropout, a node's numbers depend only on its row.
         h = by_row(partial(_first, first, before), graph.views["sum_x1"])
         h = _convolved(rest, h, graph, key, self.dropout)
         pool = graph.sparse_view("pool")
@@ -118,7 +118,7 @@ class GraphGIN(Embedder):
         return apply_linear(params["post"], graph.at_roots(h))
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer on the output of `embed`, (N, C), with each graph's row at its root."""
+        """Apply the last layer to `embed`, (N, C). Each graph's row is at its root."""
         ids = graph.at_roots(graph.ids)
         h = dropout(torch.relu(h), key, ids, self.dropout, "dropout", self.layers)
         logits = apply_linear(params["readout"], h)
@@ -128,14 +128,14 @@ class GraphGIN(Embedder):
 
 
 def _first(layer: Tree, weight: Tensor, x: Tensor | Sparse) -> Tensor:
-    """The first convolution, of rows that are summed over neighbours already."""
+    """The first convolution, of rows that are already summed over neighbours."""
     if isinstance(x, Tensor) and not x.is_cuda:
         return _rectified(x, {**layer["inner"], "weight": weight}, layer["outer"])
     return _perceptron(layer, matmul(x, weight))
 
 
 def _rectified(h: Tensor, *layers: Tree) -> Tensor:
-    """Linear layers with rectifiers on a CPU: product, bias and rectifier are one kernel."""
+    """Linear layers with ReLUs on a CPU. Product, bias and ReLU are one kernel."""
     out = evened(h)
     for layer in layers:
         out = dense_layer(out, layer["weight"], layer["bias"], relu=True)
@@ -151,7 +151,7 @@ def _perceptron(layer: Tree, h: Tensor) -> Tensor:
 
 
 def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
-    """Dropout of the first convolution's output h, then the others, each with its dropout."""
+    """Dropout of the first convolution's output h, then the other convolutions with dropout."""
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
         if h.is_cuda:

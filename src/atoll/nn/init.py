@@ -1,4 +1,4 @@
-"""Initial values, drawn from a key; the ranges are those of the stock PyG and torch layers."""
+"""Initialisation of parameters from a key, with the ranges of the standard PyG and torch layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kaiming_bias(key: Tensor, n_in: int, n_out: int) -> Tensor:
 
 
 def linear(key: Tensor, n_in: int, n_out: int, *layer: int | str) -> dict[str, Tensor]:
-    """Weight and bias of a `torch.nn.Linear`; `layer` names it among those of one key."""
+    """Weight and bias of a `torch.nn.Linear`. `layer` distinguishes layers of one key."""
     weight = kaiming(fold(key, *layer, "weight"), n_in, n_out)
     return {"weight": weight, "bias": kaiming_bias(fold(key, *layer, "bias"), n_in, n_out)}
 

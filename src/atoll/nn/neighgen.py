@@ -1,17 +1,17 @@
-"""FedSage+: NeighGen makes the neighbours that a node may have lost; GraphSAGE reads them.
+"""FedSage+: NeighGen generates neighbours that a node may have lost, and GraphSAGE reads them.
 
     z_v = GraphSAGE(v);   n̂_v = relu(w z_v + b);   x̂_v = tanh(W3 relu(W2 relu(W1 (z_v + noise))))
 
-A node v gets the first a_v = min(⌊n̂_v⌋, p) of its p made neighbours. The only neighbour of a made
-node is v, so that a layer on the mended graph needs no larger graph:
+A node v gets the first a_v = min(⌊n̂_v⌋, p) of its p generated neighbours. The only neighbour of a
+generated node is v, so a layer on the mended graph needs no larger graph:
 
     h_v  <- W_n (Σ_u h_u + Σ_{k < a_v} h_vk) / (deg_v + a_v) + W_s h_v + b
     h_vk <- W_n h_v + W_s h_vk + b
 
-Most slots are not used (on Cora 29 of 30). Where a number may be read, on a CPU, a neighbour is
-made only where one is used (`nn.neighgen_slots`); elsewhere shapes must not depend on numbers.
+Most slots are unused (on Cora 29 of 30). A CPU can read numbers, so it generates neighbours only
+for used slots (`nn.neighgen_slots`). On a GPU shapes must not depend on numbers.
 
-Shapes: N nodes, p slots for made neighbours, D features, x̂ (N, p, D), at R places (R, 1, D).
+Shapes: N nodes, p slots for generated neighbours, D features, x̂ (N, p, D), at R places (R, 1, D).
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_val
 
 @record
 class Made:
-    """Made neighbours, n times s of them: N times p, or R times one at places."""
+    """Generated neighbours, n times s of them: N times p, or R times one at places."""
 
     x: Tensor  # their features, (n, s, D)
-    linked: Tensor  # one for those that their node receives, zero for unused slots, (n, s)
-    total: Tensor  # sum of the features that a node receives, (N, D), or of the places' nodes only
-    places: Places | None = None  # None if every slot of every node is made
-    around: tuple[Sparse, Tensor] | None = None  # `surrounded`, where that is kept
+    linked: Tensor  # one for those that their node reads, zero for unused slots, (n, s)
+    total: Tensor  # sum of the features that a node reads, (N, D), or only for nodes with places
+    places: Places | None = None  # None if every slot of every node is computed
+    around: tuple[Sparse, Tensor] | None = None  # the cached result of `surrounded`
 
     def at(self, rows: Tensor) -> Tensor:
-        """The row of the node of each: (N, C) -> (n, 1, C)."""
+        """The row of each neighbour's node: (N, C) -> (n, 1, C)."""
         return (rows if self.places is None else self.places.at(rows)).unsqueeze(1)
 
     def summed(self, g: Tensor) -> Tensor:
-        """The sum over a node's made neighbours: (n, s, C) -> (N, C), or of the places' nodes."""
+        """Sum over a node's generated neighbours: (n, s, C) -> (N, C), or nodes with places."""
         return _summed(g, self.linked, self.places)
 
     def sent(self, total: Tensor, weight: Tensor) -> Tensor:
-        """The output of `summed` times weights, to every node: (N, O)."""
+        """Multiply the output of `summed` by weights, for every node: (N, O)."""
         if self.places is None:
             return total @ weight
         return self.places.onto(self.places.node_product(total, weight))
 
     def product(self, g: Tensor, weight: Tensor) -> Tensor:
-        """(n, s, C) by (C, O)."""
+        """Multiply (n, s, C) by (C, O)."""
         if self.places is not None:
             return self.places.product(g, weight)
-        # Nodes and slots on one axis: with two, `vmap` would copy the weights for every node.
+        # Nodes and slots share one axis. With two, `vmap` would copy the weights for every node.
         return (g.flatten(0, 1) @ weight).reshape(*g.shape[:2], -1)
 
     def dropped(
         self, g: Tensor, key: Tensor | None, ids: Tensor, net: GraphSAGE, number: int
     ) -> Tensor:
-        """Dropout of (n, s, C); a slot's noise belongs to its node."""
+        """Dropout of (n, s, C). The noise of a slot depends on its node."""
         if self.places is not None:
             return self.places.dropped(g, key, ids, net.dropout, "made", number)
         return dropout(g.flatten(1), key, ids, net.dropout, "made", number).reshape(g.shape)
@@ -79,23 +79,23 @@ def _summed(g: Tensor, linked: Tensor, places: Places | None) -> Tensor:
 
 
 def made_neighbours(x: Tensor, linked: Tensor, places: Places | None = None) -> Made:
-    """Made nodes, with the sum that a first layer needs; arguments as in `Made`."""
+    """Make a `Made` with the sum that a first layer needs. Arguments are as in `Made`."""
     return Made(x, linked, _summed(x, linked, places), places)
 
 
 @record
 class Lost:
-    """The targets of a generator on a graph that hides some of its nodes."""
+    """The targets of a generator on a graph with hidden nodes."""
 
     kept: Tensor  # one for nodes that are not hidden, (N,)
-    count: Tensor  # hidden neighbours of each node, (N,)
-    index: Tensor  # some of them, (N, p) int64
-    there: Tensor  # one where such a neighbour exists, the first ones, (N, p)
+    count: Tensor  # number of hidden neighbours of each node, (N,)
+    index: Tensor  # up to p of them, (N, p) int64
+    there: Tensor  # one if such a neighbour exists; existing ones come first, (N, p)
 
 
 @dataclass(frozen=True)
 class NeighGen:
-    """Three parts: `encoder`, `degree` (how many are lost) and `features` (what they were like)."""
+    """Three parts: `encoder`, `degree` (number of lost neighbours) and `features`."""
 
     features: int
     hidden: int = 64
@@ -113,8 +113,8 @@ class NeighGen:
         degree = linear(fold(key, "degree"), self.latent, 1)
         return {
             "encoder": self.encoder.init(fold(key, "encoder")),
-            # From one: where n̂ starts at zero for all nodes, its ReLU has no gradient, and the
-            # client never makes a neighbour (two of ten on Cora).
+            # The bias starts at one. If n̂ started at zero for all nodes, its ReLU would have no
+            # gradient, and the client would never generate a neighbour (two of ten on Cora).
             "degree": {**degree, "bias": torch.ones_like(degree["bias"])},
             "features": [
                 linear(fold(key, "features", layer), n_in, n_out)
@@ -128,18 +128,18 @@ class NeighGen:
         return z, torch.relu(apply_linear(params["degree"], z)).squeeze(-1)
 
     def make(self, layers: Tree, z: Tensor, places: Places | None = None) -> Tensor:
-        """x̂, (N, p, D), from the part `features` and noisy z; with places of their nodes only."""
+        """x̂, (N, p, D), from the part `features` and noisy z. With places only for their nodes."""
         *hidden, last = layers
         h = z
         for layer in hidden:
-            # Not by `apply_linear`: how many rows there are changes in every step (`nn.dense`).
+            # Not `apply_linear`, because the number of rows changes in every step (`nn.dense`).
             h = torch.relu(h @ layer["weight"] + layer["bias"])
         if places is not None:
             return places.tanh_layer(h, last["weight"], last["bias"])
         return torch.tanh(apply_linear(last, h)).reshape(-1, self.slots, self.features)
 
     def used(self, lost: Tensor) -> Tensor:
-        """One for the first ⌊n̂⌋ slots of each node, (N, p); no gradient passes."""
+        """One for the first ⌊n̂⌋ slots of each node, (N, p). The result has no gradient."""
         slot = torch.arange(1, self.slots + 1, device=lost.device)
         return (slot <= lost.detach().unsqueeze(-1)).to(lost.dtype)
 
@@ -147,7 +147,7 @@ class NeighGen:
 def mended_sage(
     net: GraphSAGE, params: Tree, graph: Graph, kept: Tensor, made: Made | None, key: Tensor | None
 ) -> Tensor:
-    """Logits, (N, C), on a graph with made nodes, without the edges of nodes not `kept`, (N,)."""
+    """Logits, (N, C), on a graph with generated nodes, without edges of nodes not `kept`, (N,)."""
     if made is not None and made.around is not None:
         adjacency, size = made.around
     else:
@@ -173,7 +173,7 @@ def mended_sage(
 
 
 def surrounded(graph: Graph, kept: Tensor, made: Made | None) -> tuple[Sparse, Tensor]:
-    """The edges of kept nodes, and how many neighbours each node has with the made ones, (N, 1)."""
+    """Edges of kept nodes, and each node's neighbour count with generated ones, (N, 1)."""
     adjacency, size = _edges_from(graph, kept)
     if made is None:
         return adjacency, size
@@ -182,23 +182,23 @@ def surrounded(graph: Graph, kept: Tensor, made: Made | None) -> tuple[Sparse, T
 
 
 def _edges_from(graph: Graph, nodes: Tensor) -> tuple[Sparse, Tensor]:
-    """The edges from nodes with one, (N,), and how many of them end at each node, (N, 1)."""
+    """Edges from nodes whose mask, (N,), is one, and the number of them at each node, (N, 1)."""
     whole = graph.sparse_view("mean")
     edges = with_values(whole, at_columns(whole, nodes.unsqueeze(-1)).squeeze(-1))
     return edges, row_sum(whole, edges.values.unsqueeze(-1))
 
 
 def random_order(key: Tensor, graph: Graph, chosen: Tensor) -> Tensor:
-    """All nodes in a random order, (N,), those that are chosen, (N,), first; ids decide."""
+    """All nodes in a random order by ids, (N,). Chosen nodes, given by a mask (N,), come first."""
     bits = random_bits(key, graph.ids, 1).squeeze(-1).to(torch.int64)
     return torch.argsort(torch.where(chosen > 0, bits, 1 << 40))
 
 
 def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Up to `slots` random chosen neighbours of every node, and ones where they are, (N, slots)."""
+    """Up to `slots` random chosen neighbours of every node, and a mask, (N, slots) each."""
     adjacency = graph.sparse_view("mean")
     order = random_order(key, graph, chosen)
-    # Ranks from one, zero for others and for padding; the highest that is left is the next pick.
+    # Ranks start at one; others and padding have zero. The highest remaining rank is next.
     rank = (torch.argsort(order) + 1).to(chosen.dtype) * chosen
     score = at_columns(adjacency, rank.unsqueeze(-1))
     picks = []
@@ -210,7 +210,7 @@ def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tu
 
 
 def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
-    """Hide a share of the nodes that are neither for training nor for the test."""
+    """Hide a share of the nodes that are neither training nor test nodes."""
     may = graph.real * (1 - graph.train) * (1 - graph.test)
     place = torch.argsort(random_order(fold(key, "hide"), graph, may))
     hidden = may * (place < torch.round(share * may.sum())).to(may.dtype)
@@ -220,7 +220,7 @@ def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
 
 
 def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
-    """L_d over nodes with mask one."""
+    """L_d over nodes whose mask is one."""
     return masked_mean(functional.smooth_l1_loss(guess, count, reduction="none"), mask)
 
 
@@ -233,10 +233,10 @@ def feature_loss(
     last: bool = False,
     places: Places | None = None,
 ) -> Tensor:
-    """L_f over nodes with mask, (N,), one: x̂, (n, s, D), and candidates `true`, (n, k, D).
+    """L_f over nodes whose mask, (N,), is one, for x̂, (n, s, D), and candidates `true`, (n, k, D).
 
-    `used`, (n, s), is one for used slots; `there`, (n, k), for candidates that exist, which stand
-    first. The others are as in `compared` and `Made`.
+    `used`, (n, s), is one for used slots. `there`, (n, k), is one for candidates that exist,
+    which come first. For the other arguments see `compared` and `Made`.
     """
     gaps = made - compared(made, true, there, last) @ true
     errors = gaps.square().mean(-1) * used * there[:, :1]
@@ -247,7 +247,7 @@ def feature_loss(
 
 
 def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
-    """One at the candidate, the nearest or the last, of each made node, else zero, (n, p, k)."""
+    """One at each generated node's candidate (nearest or last), else zero, (n, p, k)."""
     if last:
         best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
     else:
@@ -260,10 +260,10 @@ def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
 
 
 def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
-    """The participants' features, (K, M, p, D), without most of the slots that are not used.
+    """The participants' features, (K, M, p, D), without most unused slots.
 
-    Q rows for each of the M numbers, (Q, M, D), the last zero where there are less, and their
-    places among the K p rows of the same number, (Q, M).
+    Return Q rows for each of the M numbers, (Q, M, D), and their positions among the K p rows of
+    the same number, (Q, M). Missing rows at the end are zero.
     """
     used = shown.any(-1).movedim(2, 1).flatten(0, 1)
     most = max(1, int(used.sum(0).max()))
@@ -273,13 +273,16 @@ def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
-    """Sum of K answers, (K, Q, M, D), without that of each row's owner, (Q, M): (Q, M, D)."""
+    """Sum the answers (K, Q, M, D) of all clients except each row's owner, (Q, M).
+
+    The result has shape (Q, M, D).
+    """
     own = owner.unsqueeze(-1).expand(slopes.shape[1:]).unsqueeze(0)
     return slopes.sum(0) - slopes.gather(0, own).squeeze(0)
 
 
 def given_back(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """The opposite of `gathered`, (K, M, p, D), with zeros for the rows that it left out."""
+    """Invert `gathered`: (K, M, p, D), with zeros for the rows that it omitted."""
     count, numbers, slots, wide = shape
     every = rows.new_zeros(count * slots, numbers, wide)
     every = every.scatter(0, places.unsqueeze(-1).expand_as(rows), rows)

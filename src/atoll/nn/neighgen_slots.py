@@ -1,7 +1,7 @@
-"""FedSage+: work only at the slots of made neighbours that are used, on a CPU.
+"""FedSage+: compute only the used slots of generated neighbours, on a CPU.
 
-Clients in one program get as many places as the one that needs most. Products know how many rows
-each client really has, and leave the others zero: on Cora clients with 8 and with 105 made
+All clients of one program get as many places as the client with the most. Products know the number
+of used rows of each client and keep the others zero. On Cora, clients with 8 and with 105 generated
 neighbours share a program.
 
 Shapes: N nodes with p slots each, R places in n nodes.
@@ -28,15 +28,15 @@ Sizes = tuple[int, ...]
 
 @record
 class Places:
-    """All slots that are used, and few others.
+    """All used slots, and few others.
 
     Nodes with the most used slots come first. The places are slot 0 of the first `sizes[0]` nodes,
-    then slot 1 of the first `sizes[1]`, and so on.
+    then slot 1 of the first `sizes[1]` nodes, and so on.
     """
 
-    nodes: Tensor  # those with a place, (n,)
-    sizes: Sizes = static(())  # descending: n, and less; together R; no zeros
-    counts: Counts = static(())  # how many of them each client uses, the first ones
+    nodes: Tensor  # the nodes that have a place, (n,)
+    sizes: Sizes = static(())  # descending, the first is n; the sum is R; no zeros
+    counts: Counts = static(())  # number of places that each client uses, which come first
     shape: tuple[int, int] = static((0, 0))  # N and p
     lasting: bool = static(False)  # whether many steps use these places
 
@@ -50,19 +50,19 @@ class Places:
         return self._chosen(rows[self.nodes])
 
     def summed(self, rows: Tensor) -> Tensor:
-        """The sum over the places of each of its nodes: (R, 1, C) -> (n, C)."""
+        """Sum over the places of each node: (R, 1, C) -> (n, C)."""
         first, *rest = torch.split(rows.squeeze(1), list(self.sizes))
         for more in rest:
             first = first + functional.pad(more, (0, 0, 0, len(first) - len(more)))
         return first
 
     def onto(self, rows: Tensor) -> Tensor:
-        """Its nodes' rows among zeros for all others: (n, ...) -> (N, ...)."""
+        """Scatter rows of nodes with places, zero elsewhere: (n, ...) -> (N, ...)."""
         index = self.nodes.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
         return rows.new_zeros(self.shape[0], *rows.shape[1:]).scatter(0, index, rows)
 
     def spread(self, rows: Tensor) -> Tensor:
-        """(R, 1, C) -> (N, p, C), zero where no place is."""
+        """Scatter (R, 1, C) to (N, p, C), with zeros where no place is."""
         number = torch.arange(1, len(rows) + 1, device=rows.device)
         slots = torch.split(number, list(self.sizes))
         here = [functional.pad(slot, (0, len(self.nodes) - len(slot))) for slot in slots]
@@ -72,7 +72,7 @@ class Places:
     def dropped(
         self, rows: Tensor, key: Tensor | None, ids: Tensor, rate: float, *purpose: int | str
     ) -> Tensor:
-        """Dropout of (R, 1, C), as `dropout` of (N, p C) would leave each place."""
+        """Dropout of (R, 1, C), equal to `dropout` of (N, p C) at each place."""
         if key is None:
             return rows
         slots = len(self.sizes)
@@ -81,16 +81,16 @@ class Places:
         return rows * self._chosen(mask.reshape(len(self.nodes), slots, -1))
 
     def product(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """(R, 1, C) by (C, O): (R, 1, O), zero at places that are not used."""
+        """Multiply (R, 1, C) by (C, O). The result, (R, 1, O), is zero at unused places."""
         return _at_each(_Product, self._layout, rows.squeeze(1), weight).unsqueeze(1)
 
     def node_product(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """(n, C) by (C, O): (n, O), zero at nodes that use no slot."""
+        """Multiply (n, C) by (C, O). The result, (n, O), is zero at nodes that use no slot."""
         first = _Layout(tuple(count[:1] for count in self.counts), self.sizes[:1], 1, self.lasting)
         return _at_each(_Product, first, rows, weight)
 
     def tanh_layer(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """A layer of p D outputs at each place, (n, C) -> (R, 1, D), zero if not used."""
+        """A layer of p D outputs at each place, (n, C) -> (R, 1, D). Unused places are zero."""
         return _at_each(_TanhLayer, self._layout, rows, weight, bias).unsqueeze(1)
 
     @property
@@ -102,12 +102,12 @@ class Places:
 
 
 def used_places(used: Tensor) -> Places | None:
-    """Places of the used slots, (N, p); None, for all, where shapes may not depend on numbers."""
+    """Places of the used slots, (N, p), or None for all if shapes may not depend on numbers."""
     found = known(used.sum(0))
     if found is None:
         return None
     sizes = [int(max(counts)) for counts in zip(*found, strict=True)]
-    # One place if no node uses any: tensors without elements cause other troubles.
+    # Keep one place if no node uses any, because empty tensors cause other problems.
     sizes = [size for size in sizes if size] or [1]
     counts = tuple(tuple(int(count) for count in client[: len(sizes)]) for client in found)
     nodes = torch.argsort(used.sum(1), descending=True, stable=True)[: sizes[0]]
@@ -115,7 +115,7 @@ def used_places(used: Tensor) -> Places | None:
 
 
 class _Layout(NamedTuple):
-    """The fields of `Places` that decide which rows of a stack are used."""
+    """The fields of `Places` that determine the used rows of a stack."""
 
     counts: Counts
     sizes: Sizes
@@ -123,11 +123,11 @@ class _Layout(NamedTuple):
     lasting: bool
 
     def times(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product of two matrices; only lasting shapes are worth kernels of their own."""
+        """The product of two matrices. Only lasting shapes justify cached kernels."""
         return raw_product(a, b) if self.lasting else a @ b
 
     def pieces(self) -> Iterator[tuple[int, int, slice]]:
-        """For each client and slot the rows that are used, if any."""
+        """Yield the used rows of each client and slot, if there are any."""
         for client, own in enumerate(self.counts):
             first = 0
             for slot, (count, size) in enumerate(zip(own, self.sizes, strict=True)):
@@ -137,7 +137,7 @@ class _Layout(NamedTuple):
 
 
 def _at_each(function: type[Function], layout: _Layout, *given: Tensor) -> Tensor:
-    """A function of stacks, for one client or for all behind `vmap`."""
+    """Call a function of stacks, for one client or for all clients behind `vmap`."""
     if current_batch() is not None:
         found: Tensor = call(function, layout, *given)
         return found
@@ -153,7 +153,7 @@ Inputs = tuple[_Layout, *tuple[Tensor, ...]]
 
 
 class _Product(Stacked):
-    """Rows (K, R, C) by weights (K, C, O), where rows are used; zero elsewhere."""
+    """Rows (K, R, C) times weights (K, C, O). Unused rows are zero."""
 
     @staticmethod
     def forward(layout: _Layout, rows: Tensor, weight: Tensor) -> Tensor:

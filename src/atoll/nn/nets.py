@@ -1,8 +1,8 @@
-"""Networks from stock layers: for nodes, and evaluators that give every directed edge a score.
+"""Standard networks for nodes, and evaluators that score every directed edge.
 
-Shapes: x (N, D), logits (N, C). No network for nodes drops entries of its input, so the product of
-adjacency and X is computed once where that saves work. Scores, (E,), stand in the order of the
-entries of the view `loops` (A + I); those of self-loops are not used.
+Shapes: x (N, D), logits (N, C). No network for nodes has dropout on its input, so the product of
+adjacency and X is computed once if that saves work. Scores, (E,), are in the order of the entries
+of the view `loops` (A + I). Scores of self-loops are not used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
 
 @dataclass(frozen=True)
 class Layered(ABC):
-    """Layers with a tree each, H <- dropout(activation(layer(H))); the last makes the logits."""
+    """A stack of layers, H <- dropout(activation(layer(H))). The last layer gives the logits."""
 
     features: int
     classes: int
@@ -41,17 +41,17 @@ class Layered(ABC):
 
     @property
     def widths(self) -> list[int]:
-        """Widths of the input and of every layer's output."""
+        """The widths of the input and of every layer's output."""
         return [self.features, *[self.hidden] * (self.layers - 1), self.classes]
 
     @property
     def reach(self) -> int:
-        """How many hops away the logits of a node look."""
+        """The number of hops that a node's logits depend on."""
         return self.layers
 
     @property
     def embeds(self) -> bool:
-        """Whether there is a hidden layer."""
+        """Whether the network has a hidden layer."""
         return self.layers > 1
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Layered(ABC):
 
     @abstractmethod
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
-        """Layer `number` on the output of the one before, after activation and dropout."""
+        """Layer `number`, applied to the previous output after activation and dropout."""
 
     _activation = staticmethod(torch.relu)
 
@@ -70,32 +70,32 @@ class Layered(ABC):
         return dropout(h, *noise, after=self._activation)
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on."""
+        """Return logits, (N, C). A key turns dropout on."""
         h = self._first(params[0], graph)
         for number, layer in enumerate(params[1:], start=1):
             h = self._further(layer, self.dropped(h, number, graph, key), number, graph)
         return h
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer's input, before its activation and dropout, (N, hidden)."""
+        """Return the last layer's input before its activation and dropout, (N, hidden)."""
         return Layered.__call__(self, params[:-1], graph, key)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer on the output of `embed`, (N, C)."""
+        """Apply the last layer to the output of `embed`, (N, C)."""
         return self.last(params, self.dropped(h, len(params) - 1, graph, key), graph)
 
     def read(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer's input, after its activation and dropout, (N, hidden)."""
+        """Return the last layer's input after its activation and dropout, (N, hidden)."""
         return self.dropped(self.embed(params, graph, key), len(params) - 1, graph, key)
 
     def last(self, params: Tree, h: Tensor, graph: Graph) -> Tensor:
-        """The last layer on the output of `read`, (N, C)."""
+        """Apply the last layer to the output of `read`, (N, C)."""
         return self._further(params[-1], h, len(params) - 1, graph)
 
 
 @dataclass(frozen=True)
 class MLP(Layered):
-    """Multi-layer perceptron, to show how much the graph adds: H W + b."""
+    """Multi-layer perceptron, H W + b, as a baseline that ignores the graph."""
 
     @property
     def reach(self) -> int:
@@ -155,14 +155,14 @@ class GCN(Layered):
     def on(
         self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
-        """Logits with another propagation in place of Â, one that may be learned (view `x`)."""
+        """Logits with another propagation instead of Â, which may be learned (view `x`)."""
         h = propagate(matmul(graph.views["x"], params[0]["weight"]), params[0]["bias"])
         for number, layer in enumerate(params[1:], start=1):
             h = self.convolved(layer, self.dropped(h, number, graph, key), number, propagate)
         return h
 
     def convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
-        """Layer `number` on the output of `dropped`, with the given propagation."""
+        """Layer `number`, applied to the output of `dropped`, with the given propagation."""
         h = matmul(h, layer["weight"])
         out: Tensor = h + layer["bias"] if self._is_head(number) else propagate(h, layer["bias"])
         return out
@@ -172,8 +172,8 @@ class GCN(Layered):
 class GraphSAGE(Layered):
     """GraphSAGE with the mean aggregator (Hamilton et al., 2017): D^-1 A H W_n + H W_s + b.
 
-    All neighbours are used, none sampled. As in PyG's `SAGEConv`, the mean does not read edge
-    weights, and a node without neighbours has the mean zero.
+    All neighbours are used; none are sampled. As in PyG's `SAGEConv`, the mean ignores edge
+    weights, and the mean of a node without neighbours is zero.
     """
 
     @property
@@ -202,21 +202,21 @@ class GraphSAGE(Layered):
 
 @dataclass(frozen=True)
 class GAT(Layered):
-    """Graph attention network (Veličković et al., 2018), whose heads share `hidden` equally.
+    """Graph attention network (Veličković et al., 2018). Its heads share `hidden` equally.
 
         ‖_k Σ_j α_ij^k W^k h_j + b,   α_ij = softmax_j leaky_relu(s·W h_j + t·W h_i),
 
     with ELU as activation, j over the neighbours of i and i itself, and one head in the last layer.
-    The paper also drops inputs and attention coefficients; PyG's `GATConv`, which federated graph
-    learning uses with its defaults, drops neither. As there, edge weights are not read, except that
-    an edge of weight zero is none.
+    The paper also has dropout on inputs and attention coefficients. PyG's `GATConv`, which
+    federated graph learning uses with its defaults, has neither. As there, edge weights are
+    ignored, except that an edge of weight zero does not exist.
     """
 
     heads: Annotated[OneOrMore, "attention heads, which share the width"] = 8
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
-            sizes = f"hidden = {self.hidden} cannot be shared equally by heads = {self.heads}"
+            sizes = f"hidden = {self.hidden} cannot be divided equally by heads = {self.heads}"
             raise ConfigError(f"GAT: {sizes}; use a multiple")
 
     @property
@@ -245,7 +245,7 @@ class GAT(Layered):
 
 
 def _attend(graph: Graph, h: Tensor, layer: Tree) -> Tensor:
-    """Each node's mean of its neighbours' rows of h, (N, H * D), weighted by attention per head."""
+    """The attention-weighted mean of the neighbours' rows of h, (N, H * D), per head."""
     edges = graph.sparse_view("loop")
     num, width = layer["source"].shape
     by_head = h.reshape(-1, num, width)
@@ -263,7 +263,7 @@ class SGC:
 
     features: int
     classes: int
-    hops: Annotated[OneOrMore, "products with the adjacency"] = 2
+    hops: Annotated[OneOrMore, "number of products with the adjacency"] = 2
 
     @property
     def reach(self) -> int:
@@ -275,7 +275,7 @@ class SGC:
 
     @property
     def _view(self) -> str:
-        # The name includes the hops: a method may hold two networks whose views share one dict.
+        # The name includes the hops, because two networks of a method may share one dict of views.
         return f"sgc{self.hops}_x"
 
     def init(self, key: Tensor) -> Tree:
@@ -314,7 +314,7 @@ class EdgeMLP:
         }
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        # A layer on [x_i ‖ x_j] is the sum of a layer on x_i and one on x_j: no (E, 2D) tensor.
+        # A layer on [x_i ‖ x_j] is the sum of layers on x_i and on x_j, without an (E, 2D) tensor.
         adjacency, x = graph.sparse_view("loops"), graph.views["x"]
         source = at_columns(adjacency, matmul(x, params["source"]))
         target = at_rows(adjacency, matmul(x, params["target"]))
@@ -325,8 +325,8 @@ class EdgeMLP:
 class EdgeGNN:
     """Φ(i, j) = MLP([h_i ‖ h_j]), h = GCN(GCN(X W + b)), with batch normalisation (FedATH's code).
 
-    Biases right before a normalisation cancel. They are left out: their gradient is rounding noise,
-    which Adam would blow up until two machines disagree.
+    There are no biases right before a normalisation, where they cancel. Their gradient would be
+    rounding noise, which Adam would amplify until two machines disagree.
     """
 
     features: int
@@ -369,7 +369,7 @@ class EdgeGNN:
         h = dropout(h, keys[1], graph.ids, self.dropout)
         h = matmul(gcn, h @ two["weight"])
         first, *rest = params["mlp"]
-        # As in EdgeMLP: a layer on [h_i ‖ h_j] is the sum of one on h_i and one on h_j.
+        # As in EdgeMLP: a layer on [h_i ‖ h_j] is the sum of layers on h_i and on h_j.
         source, target = first["weight"].split(self.classes)
         e = at_columns(adjacency, h @ source) + at_rows(adjacency, h @ target)
         e = torch.relu(_batch_norm(e, mask, first))
@@ -379,7 +379,7 @@ class EdgeGNN:
 
 
 def _batch_norm(e: Tensor, mask: Tensor, layer: Tree) -> Tensor:
-    """Normalise over all edges of the graph; the shift if all are equal (or there is one)."""
+    """Normalise over all edges of the graph. Equal edges (or a single edge) give the shift."""
     share = mask.unsqueeze(-1) / mask.sum().clamp(min=1)
     mean = (e * share).sum(0)
     variance = ((e - mean) ** 2 * share).sum(0)

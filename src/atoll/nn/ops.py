@@ -1,10 +1,10 @@
 """Sparse products and segment operations that stay one kernel under `vmap`.
 
-Every op is an `autograd.Function` over one kernel, the sum over bags of rows (`embedding_bag`, the
-fastest sparse product that we measured on CPU: docs/adr/0005; on a GPU `kernels/sparse.py`). Its
-`vmap` rule treats the clients' matrices as one block-diagonal matrix: a stacked `Sparse` already
-numbers its entries that way, so the rule only reshapes. Dense factors and per-entry tensors have
-second derivatives; a matrix's values have none, and the request raises.
+Every operation is an `autograd.Function` over one kernel, the sum over bags of rows. On a CPU that
+is `embedding_bag`, the fastest sparse product that we measured (docs/adr/0005); on a GPU it is
+`kernels/sparse.py`. The `vmap` rule treats the clients' matrices as one block-diagonal matrix. A
+stacked `Sparse` already numbers its entries that way, so the rule only reshapes. Dense factors and
+per-entry tensors have second derivatives. The values of a matrix have none, and a request raises.
 
 Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E, D).
 """
@@ -29,14 +29,14 @@ from atoll.nn.dense import times
 NO_SECOND_DERIVATIVE = "second derivatives by the values of a sparse matrix are not available"
 
 NARROW = 16
-"""Columns below which a CPU multiplies a dense matrix from the other side, along its rows.
+"""Columns below which a CPU multiplies a dense matrix from the left, along its rows.
 
 10 x (288, 64) by (64, 7) take 0.27 ms, and 0.07 ms as the transpose of (7, 64) by (64, 288).
 """
 
 
 def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product, (R, D), plus a bias, (D,); differentiable in all but a dense matrix's zeros."""
+    """The product, (R, D), plus a bias, (D,). Differentiable, except in a dense matrix's zeros."""
     on_its_own = isinstance(matrix, Sparse) and on_gpu(dense) and dense.shape[-1] <= NARROW_ON_GPU
     if bias is not None and not on_its_own:
         return matmul(matrix, dense) + bias
@@ -54,7 +54,7 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def both_ways(matrix: Sparse) -> tuple[Tensor, ...]:
-    """Offsets, columns and values of a matrix, as `bags` takes them, then of its transpose."""
+    """Offsets, columns and values of a matrix, as arguments of `bags`, then of its transpose."""
     m = matrix
     return m.offsets, m.columns, m.values, m.t_offsets, m.t_columns, m.t_values
 
@@ -65,14 +65,14 @@ def tall_matmul(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
-    """A function of each row of a matrix, called once for equal rows."""
+    """Apply a function to each row of a matrix. Equal rows are computed only once."""
     if isinstance(matrix, Distinct):
         return matmul(matrix.which, function(matrix.rows))
     return function(matrix)
 
 
 def with_values(matrix: Sparse, values: Tensor) -> Sparse:
-    """The same places with other values, (E,) in row order; padding stays zero."""
+    """Replace the values, (E,) in row order. Padding stays zero."""
     values = torch.where(matrix.values != 0, values, torch.zeros_like(values))
     by_column = _call(_Gather, values.unsqueeze(-1), matrix.t_order, None, None)
     return replace(matrix, values=values, t_values=by_column.squeeze(-1), dense=None)
@@ -94,7 +94,7 @@ def row_sum(matrix: Sparse, entries: Tensor) -> Tensor:
 
 
 def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
-    """Largest per-entry number, (E, D), of each row, (R, D), or zero; gradients as `torch.amax`."""
+    """Largest entry (E, D) of each row, (R, D), or zero. Gradients are as in `torch.amax`."""
     real = (matrix.values != 0).to(entries.dtype).unsqueeze(-1)
     seen = torch.where(real > 0, entries.detach(), torch.full_like(entries, -1e30))
     highest = row_top(matrix, seen)
@@ -104,15 +104,15 @@ def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
 
 
 def row_top(matrix: Sparse, entries: Tensor) -> Tensor:
-    """`row_max` with one kernel: without a gradient, and padding counts, so give it the least."""
+    """`row_max` with one kernel and no gradient. Padding counts, so give it the least value."""
     return _call(_RowMax, entries, matrix.offsets)
 
 
 def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
-    """Softmax of per-entry scores, (E, H), over each row; zero on padding."""
+    """Softmax of per-entry scores, (E, H), over each row. Padding is zero."""
     real = (matrix.values != 0).to(scores.dtype).unsqueeze(-1)
     scores = torch.where(real > 0, scores, torch.full_like(scores, -1e30))
-    # Subtracting the row's maximum changes nothing but the rounding: no gradient through it.
+    # Subtracting the row's maximum changes only the rounding, so it needs no gradient.
     highest = row_top(matrix, scores.detach())
     raised = torch.exp(scores - at_rows(matrix, highest)) * real
     return raised / at_rows(matrix, row_sum(matrix, raised).clamp(min=1e-16))
@@ -133,7 +133,8 @@ def bags(
 ) -> Tensor:
     """out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]].
 
-    A bias, (D,) or a row for each of some equal blocks, is added. All blocks read a shared dense.
+    A bias is added: (D,), or one row for each of several equal blocks. With `shared`, all blocks
+    read the same dense matrix.
     """
     if on_gpu(dense) and dense.shape[1] <= NARROW_ON_GPU and index.numel():
         from atoll.nn.kernels import sparse as sparse_kernels
@@ -149,7 +150,7 @@ def bags(
     index = index.remainder(len(dense)) if shared else index
     if dense.is_cuda and index.numel() * dense.shape[1] > CSR_ABOVE:
         return _csr_bags(dense, index, offsets, weight)
-    # Not by `functional`, whose checks cost as much as a small product; 0 is the sum.
+    # Not `functional`, whose checks cost as much as a small product. 0 means the sum.
     return torch.embedding_bag(dense.contiguous(), index, offsets, False, 0, False, weight)[0]
 
 
@@ -161,7 +162,7 @@ with 64 columns 0.10, cuSPARSE 0.09; with 256 cuSPARSE 0.18, and this kernel 0.6
 """
 
 CSR_ABOVE = 1 << 22
-"""Terms of a wide sparse product above which a GPU takes the compressed-row kernel.
+"""Number of multiplications of a wide sparse product above which a GPU uses the CSR kernel.
 
 On PubMed with FedIIH (88,000 edges x 1,024) `embedding_bag` reaches a thirteenth of an H200's
 bandwidth, because each thread walks its whole bag. Its launch is cheaper for small products.
@@ -169,7 +170,7 @@ bandwidth, because each thread walks its whole bag. Its launch is cheaper for sm
 
 
 def _csr_bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
-    """`bags` as the product of a compressed-row matrix."""
+    """`bags` as the product of a compressed-row (CSR) matrix."""
     ends = torch.cat([offsets, offsets.new_full((1,), index.numel())])
     values = dense.new_ones(index.numel()) if weight is None else weight.contiguous()
     _quiet()
@@ -180,14 +181,14 @@ def _csr_bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | No
 
 @cache
 def _quiet() -> None:
-    """Use up torch's warning, once per process, that these matrices are a beta."""
+    """Trigger and suppress torch's warning, once per process, that CSR matrices are a beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.zeros(1, 1).to_sparse_csr()
 
 
 def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
-    """A stacked matrix's tensors -> their blocks end to end."""
+    """Concatenate the blocks of a stacked matrix's tensors."""
     out: list[Tensor | None] = []
     for arg, dim in zip(args, dims, strict=True):
         if arg is not None and dim is None:
@@ -198,27 +199,27 @@ def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
 
 
 def _blocks(dense: Tensor, dim: int | None, size: int) -> Tensor:
-    """Many dense matrices -> one below the other; one for all is repeated."""
+    """Stack many dense matrices vertically. A shared matrix is repeated."""
     return as_batch(dense, dim, size).flatten(0, 1)
 
 
 def _unblocks(out: Tensor, size: int) -> Tensor:
-    """(B*R, D) -> (B, R, D)."""
+    """Reshape (B*R, D) to (B, R, D)."""
     return out.reshape(size, out.shape[0] // size, *out.shape[1:])
 
 
 def _wide(dense: Tensor, dim: int) -> Tensor:
-    """(..B.., C, D) -> (C, B*D): many dense matrices beside one sparse one."""
+    """Reshape (..B.., C, D) to (C, B*D): many dense matrices for one sparse matrix."""
     return dense.movedim(dim, 1).flatten(1)
 
 
 def _unwide(out: Tensor, size: int) -> Tensor:
-    """(R, B*D) -> (B, R, D)."""
+    """Reshape (R, B*D) to (B, R, D)."""
     return out.reshape(out.shape[0], size, out.shape[1] // size).movedim(1, 0)
 
 
 class _KeepsInputs(Function):
-    """An op whose backward pass reads its inputs."""
+    """An operation whose backward pass reads its inputs."""
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
@@ -238,7 +239,7 @@ class NoDerivative(Function):
 
 
 class _OnSegments(Function):
-    """An op on (dense, *index tensors) whose backward pass reads the index tensors."""
+    """An operation on (dense, *index tensors) whose backward pass reads the index tensors."""
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
@@ -255,7 +256,7 @@ class _OnSegments(Function):
 
 
 class _Narrow(_KeepsInputs):
-    """A dense product with few columns, from the other side; everything it gives is contiguous."""
+    """A dense product with few columns, multiplied from the left. Results are contiguous."""
 
     @staticmethod
     def forward(matrix: Tensor, dense: Tensor) -> Tensor:
@@ -275,10 +276,10 @@ class _Narrow(_KeepsInputs):
 
 
 class _Product(_KeepsInputs):
-    """The arguments are the tensors of the matrix, ordered as in `matmul`, then dense and bias.
+    """The sparse product. Arguments are the matrix's tensors as in `matmul`, then dense and bias.
 
-    A dense matrix with fewer rows than `t_offsets` is the same for every block of a block-diagonal
-    matrix. It is not copied. A bias has a row for each block, (B, D), or is one for all, (D,).
+    If the dense matrix has fewer rows than `t_offsets`, all blocks of a block-diagonal matrix
+    share it, and it is not copied. A bias has one row per block, (B, D), or one for all, (D,).
     """
 
     @staticmethod
@@ -291,7 +292,7 @@ class _Product(_KeepsInputs):
         offsets, columns, values, rows, t_offsets, *transposed, dense, bias = ctx.saved_tensors
         by_value = by_dense = by_bias = None
         if ctx.needs_input_grad[2]:
-            # Only a product with a transpose has no rows, and only a backward pass makes one.
+            # Only a product with a transpose has no rows, and only a backward pass computes one.
             if rows is None:
                 raise RuntimeError(NO_SECOND_DERIVATIVE)
             by_value = _call(_EntryDot, grad, dense, rows, _in_block(columns, t_offsets, dense))
@@ -316,7 +317,7 @@ class _Product(_KeepsInputs):
             found = _unwide(_call(_Product, *matrix, wide, None), size)
             return found if biases is None else found + biases.unsqueeze(-2), 0
         if dense_dim is not None:
-            # Seeds around clients: each seed has its dense matrix, the same for its clients.
+            # Seeds around clients: each seed has one dense matrix, which its clients share.
             dense = dense.movedim(dense_dim, 0)
             copies = args[4].numel() // max(1, size * dense.shape[1])  # by t_offsets
             dense = dense.unsqueeze(1).expand(-1, copies, -1, -1).flatten(0, 2)
@@ -325,13 +326,13 @@ class _Product(_KeepsInputs):
 
 
 def _in_block(columns: Tensor, t_offsets: Tensor, dense: Tensor) -> Tensor:
-    """The rows of dense that the entries read; all blocks may share them (`_Product`)."""
+    """The rows of dense that the entries read. All blocks may share them (`_Product`)."""
     height = dense.shape[0]
     return columns.remainder(height) if height < t_offsets.shape[0] else columns
 
 
 class _ColumnSums(Function):
-    """The sums of x, (..., N, D), over its rows: (..., D)."""
+    """Sum x, (..., N, D), over its rows. Shape (..., D)."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -356,13 +357,13 @@ class _ColumnSums(Function):
 
 
 TALL_ON_GPU = 4096
-"""Rows up to which one program of `kernels/sparse.py` adds a column; torch takes several."""
+"""Rows up to which one program of `kernels/sparse.py` sums a column. Torch uses several."""
 
-_PIECE = 1 << 22  # most numbers that a per-entry product holds at once
+_PIECE = 1 << 22  # largest per-entry product (in numbers) in memory
 
 
 class _EntryDot(NoDerivative):
-    """For each entry the inner product of a[row] and b[column]: the gradient by the values."""
+    """Inner product of a[row] and b[column] for each entry, which is the gradient by the values."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -370,7 +371,7 @@ class _EntryDot(NoDerivative):
             from atoll.nn.kernels import sparse as sparse_kernels
 
             return sparse_kernels.entry_dots(a.contiguous(), b.contiguous(), rows, columns)
-        # In pieces: the products of all entries at once may take more memory than the graph.
+        # In pieces, because the products of all entries may need more memory than the graph.
         piece = max(1, _PIECE // max(1, a.shape[1]))
         parts = zip(torch.split(rows, piece), torch.split(columns, piece), strict=True)
         return torch.cat([(a.index_select(0, r) * b.index_select(0, c)).sum(-1) for r, c in parts])
@@ -391,7 +392,7 @@ class _EntryDot(NoDerivative):
 
 
 class _Gather(_OnSegments):
-    """dense[index]; its backward pass sums over the bags that (offsets, order) describe."""
+    """dense[index]. Its backward pass sums over the bags that (offsets, order) describe."""
 
     @staticmethod
     def forward(dense: Tensor, index: Tensor, *offsets_and_order: Tensor | None) -> Tensor:
@@ -411,7 +412,7 @@ class _Gather(_OnSegments):
 
 
 class _BagSum(_OnSegments):
-    """Sum of entries over bags: order[e], or e without an order, is in bag index[e] of offsets."""
+    """Sum entries over bags. Entry order[e] (e without an order) is in bag index[e]."""
 
     @staticmethod
     def forward(entries: Tensor, offsets: Tensor, index: Tensor, order: Tensor | None) -> Tensor:
@@ -428,7 +429,7 @@ def _in_order(entries: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _RowMax(Constant, _OnSegments):
-    """Largest entry of each row; zero for a row without entries."""
+    """Largest entry of each row, or zero for a row without entries."""
 
     @staticmethod
     def forward(entries: Tensor, offsets: Tensor) -> Tensor:
@@ -439,9 +440,10 @@ class _RowMax(Constant, _OnSegments):
 
 
 class _Tall(_KeepsInputs):
-    """The gradient by `weight` sums over all rows, which a GPU does in parts, or it does little.
+    """A product whose gradient by `weight` is summed in parts, to use the whole GPU.
 
-    10 x (64, 4300) by (4300, 64) take 0.1 ms, because the results are 40 tiles for 132 processors.
+    The gradient sums over all rows. 10 x (64, 4300) by (4300, 64) take 0.1 ms in one part,
+    because the results are only 40 tiles for 132 processors.
     """
 
     @staticmethod
@@ -460,7 +462,7 @@ class _Tall(_KeepsInputs):
         return _call(_Tall, *(as_batch(arg, dim, info.batch_size) for arg, dim in pairs)), 0
 
 
-PART = 512  # rows that one part of a product over all rows has at least
+PART = 512  # smallest number of rows in a part of a product over all rows
 
 
 def _rows_product(a: Tensor, b: Tensor) -> Tensor:

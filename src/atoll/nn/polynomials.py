@@ -1,7 +1,7 @@
 """Networks on polynomials of an adjacency: GAMLP mixes hops, ChebNet sums Chebyshev terms.
 
 Both multiply X by their weights first and propagate the narrow product. That is exact, because
-neither drops entries of its input, and no (N, D) product of hops is ever stored.
+neither has dropout on its input. No (N, D) product of hops is ever stored.
 
 Shapes: x (N, D), logits (N, C), scores and weights of hops (N, K + 1).
 """
@@ -31,38 +31,38 @@ from atoll.nn.ops import matmul
 
 @dataclass(frozen=True)
 class GAMLP(Embedder):
-    """Graph attention perceptron (Zhang et al., 2022), as FedGTA's authors use it.
+    """Graph attention MLP (Zhang et al., 2022), as FedGTA's authors use it.
 
-        X_k = Â^k X,   k = 0..K,   Â = D^-1/2 (A + I) D^-1/2
-        w(v) = softmax_k sigmoid(u·[X_0(v) ‖ … ‖ X_K(v) ‖ X_k(v)] + b)
-        H = Σ_k w_k X_k,   then a perceptron with one PReLU slope for all its layers
+        X_k = Â^k X,   k = 0..K,   Â = D^-1/2 (A + I) D^-1/2.
+        w(v) = softmax_k sigmoid(u·[X_0(v) ‖ … ‖ X_K(v) ‖ X_k(v)] + b).
+        H = Σ_k w_k X_k,   then an MLP with one PReLU slope for all its layers.
 
-    The concatenated hops are the attention's reference, without a network of their own. A hop's
-    weight has bounds, 0.109 and 0.475 for K = 3, so that no hop can be switched off.
+    The concatenated hops are the attention's reference, without a separate network. The weight of
+    a hop is bounded, by 0.109 and 0.475 for K = 3, so no hop can be switched off.
     `hop_weights=sgl` is a fault of FedGTA's public code. It stacks the scores hop by hop and cuts
-    them into rows of K + 1 without a transpose. A node then reads scores of its neighbours in the
-    numbering, while training of training nodes only, without dropout of all nodes.
-    That code also averages a linear layer that nothing uses, which is left out here.
+    them into rows of K + 1 without a transpose. A node then reads scores of nodes with nearby
+    numbers: of training nodes during training, of all nodes without dropout.
+    That code also averages a linear layer that nothing uses, which Atoll omits.
     """
 
     features: int
     classes: int
     hidden: Hidden = 64
     layers: Layers = 3
-    hops: Annotated[OneOrMore, "K: products with the adjacency"] = 3
+    hops: Annotated[OneOrMore, "K: number of products with the adjacency"] = 3
     dropout: Dropout = 0.5
     hop_weights: Annotated[
-        Literal["nodes", "sgl"], "whose scores weigh a node's hops; sgl: a fault of public code"
+        Literal["nodes", "sgl"], "source of a node's hop weights; sgl: a fault of public code"
     ] = "nodes"
 
     @property
     def reach(self) -> int | None:
-        """How many hops away the logits look; with the fault, they read all nodes."""
+        """The number of hops that the logits depend on. With the fault, they read all nodes."""
         return self.hops if self.hop_weights == "nodes" else None
 
     @property
     def embeds(self) -> bool:
-        """Whether there is a hidden layer."""
+        """Whether the network has a hidden layer."""
         return self.layers > 1
 
     @property
@@ -79,7 +79,7 @@ class GAMLP(Embedder):
         return {"attention": attention, "slope": zeros(key, 1) + 0.25, "layers": layers}
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C); a key turns dropout on, and means training for `hop_weights=sgl`."""
+        """Return logits, (N, C). A key turns dropout on, and means training for `sgl`."""
         first, *rest = params["layers"]
         used = graph.real if key is None else graph.train
         weights = self.weights(params["attention"], graph, used)
@@ -90,17 +90,17 @@ class GAMLP(Embedder):
         return h
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer's input, before its activation and dropout, (N, hidden)."""
+        """Return the last layer's input before its activation and dropout, (N, hidden)."""
         return GAMLP.__call__(self, {**params, "layers": params["layers"][:-1]}, graph, key)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer on the output of `embed`, (N, C)."""
+        """Apply the last layer to the output of `embed`, (N, C)."""
         number = len(params["layers"]) - 1
         return apply_linear(params["layers"][-1], self._dropped(params, h, number, graph, key))
 
     def weights(self, attention: Tree, graph: Graph, used: Tensor) -> Tensor:
-        """The hops' weights of every node, (N, K + 1); `hop_weights=sgl` cuts `used` nodes."""
-        # u·[X_0 … X_K] is the same for all hops, so that a hop needs one more column.
+        """The hop weights of every node, (N, K + 1). `hop_weights=sgl` cuts `used` nodes."""
+        # u·[X_0 … X_K] is the same for all hops, so a hop needs only one more column.
         scored = self._propagated(attention["weight"].reshape(self.hops + 2, -1).T, graph)
         base = sum((seen[:, k] for k, seen in enumerate(scored)), attention["bias"])
         scores = torch.stack([base + seen[:, -1] for seen in scored], dim=-1)
@@ -109,7 +109,7 @@ class GAMLP(Embedder):
         return torch.softmax(torch.sigmoid(scores), dim=-1)
 
     def _propagated(self, weight: Tensor, graph: Graph) -> list[Tensor]:
-        """X_k W for every hop, (N, H) each."""
+        """Compute X_k W for every hop, (N, H) each."""
         found = [matmul(graph.views["x"], weight)]
         for _ in range(self.hops):
             found.append(matmul(graph.views["gcn"], found[-1]))
@@ -123,7 +123,7 @@ class GAMLP(Embedder):
 
 
 def cut_without_transpose(scores: Tensor, used: Tensor) -> Tensor:
-    """The scores of the used nodes, one hop after another, cut into rows of K + 1 (SGL's fault)."""
+    """The scores of the used nodes, hop after hop, cut into rows of K + 1 (SGL's fault)."""
     count, total = scores.shape[1], used.sum().long().clamp(min=1)
     order = torch.argsort(used, descending=True, stable=True)  # used nodes first, as numbered
     own = (used.cumsum(0).long() - 1).clamp(min=0).unsqueeze(1)
@@ -136,12 +136,12 @@ class ChebNet(Layered):
     """Chebyshev network (Defferrard et al., 2016): Σ_j T_j(M) H W_j + b, j below `terms`.
 
     M = L - I = -D^-1/2 A D^-1/2, the scaled Laplacian for λ_max = 2. `matrix=adjacency` is the
-    network of AdaFGL's public code, which puts Â = D^-1/2 (A + I) D^-1/2 in the place of M: with
-    its two terms a low-pass filter, H W_0 + Â H W_1. A weight's rows are feature by feature, the
-    terms of a feature next to each other, as in that code.
+    network of AdaFGL's public code, which uses Â = D^-1/2 (A + I) D^-1/2 as M. With its two terms
+    it is a low-pass filter, H W_0 + Â H W_1. As in that code, the rows of a weight are ordered by
+    feature, with the terms of a feature next to each other.
     """
 
-    terms: Annotated[OneOrMore, "Chebyshev polynomials, T_0 among them"] = 2
+    terms: Annotated[OneOrMore, "number of Chebyshev polynomials, including T_0"] = 2
     matrix: Annotated[
         Literal["laplacian", "adjacency"], "M: scaled Laplacian, or the adjacency of AdaFGL's code"
     ] = "laplacian"
@@ -172,7 +172,7 @@ class ChebNet(Layered):
         return weight.reshape(len(weight) // self.terms, -1)
 
     def _filtered(self, layer: Tree, products: Tensor, graph: Graph) -> Tensor:
-        """Σ_j T_j(M) P_j + b from the products P_j side by side (Clenshaw's recurrence)."""
+        """Σ_j T_j(M) P_j + b, given the concatenated products P_j (Clenshaw's recurrence)."""
         sign, name = (1, "gcn") if self.matrix == "adjacency" else (-1, "bare")
         *rest, ahead = products.chunk(self.terms, dim=1)
         behind = torch.zeros_like(ahead)

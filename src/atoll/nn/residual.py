@@ -1,4 +1,4 @@
-"""Residual networks that keep a node apart from its neighbours, and one beside a GCN.
+"""Residual networks that separate a node from its neighbours, and their ensemble with a GCN.
 
 Shapes: x (N, D), logits (N, C).
 """
@@ -45,7 +45,7 @@ class Residual(Embedder):
 
     @property
     def reach(self) -> int:
-        """How many hops away the logits of a node look."""
+        """The number of hops that a node's logits depend on."""
         return self.layers
 
     @property
@@ -67,7 +67,7 @@ class Residual(Embedder):
         return [first, *blocks, linear(fold(key, "last"), wide, self.classes)]
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The normalised output of the last block, (N, hidden)."""
+        """Return the normalised output of the last block, (N, hidden)."""
         h = matmul(graph.views["x"], params[0]["weight"]) + params[0]["bias"]
         h = dropout(h, key, graph.ids, self.dropout, "residual", 0, after=torch.relu)
         outputs = [h]
@@ -82,7 +82,7 @@ class Residual(Embedder):
         return self._normalised(last)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layer on the output of `embed`, (N, C)."""
+        """Apply the last layer to the output of `embed`, (N, C)."""
         return apply_linear(params[-1], h)
 
     def _normalised(self, h: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Residual(Embedder):
 
 @dataclass(frozen=True)
 class Duo(Embedder):
-    """A GCN and a residual network side by side, whose probabilities are averaged."""
+    """A GCN and a residual network, whose probabilities are averaged."""
 
     features: int
     classes: int
@@ -107,12 +107,12 @@ class Duo(Embedder):
 
     @property
     def embeds(self) -> bool:
-        """Whether both have a hidden layer."""
+        """Whether both networks have a hidden layer."""
         return self.layers > 1
 
     @property
     def reach(self) -> int:
-        """How many hops away the logits of a node look."""
+        """The number of hops that a node's logits depend on."""
         return self.layers
 
     @property
@@ -129,21 +129,21 @@ class Duo(Embedder):
         return [gcn.init(fold(key, 0)), residual.init(fold(key, 1))]
 
     def each(self, params: Tree, graph: Graph, key: Tensor | None = None) -> list[Tensor]:
-        """The logits of each branch, (N, C)."""
+        """Return the logits of each branch, (N, C)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return [net(own, graph, noise) for net, own, noise in parts]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The logarithm of the mean probabilities, up to a constant, (N, C)."""
+        """Return the logarithm of the mean probabilities, up to a constant, (N, C)."""
         return _log_mean(self.each(params, graph, key))
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layers' inputs beside each other, (N, 2 hidden)."""
+        """Concatenate the last layers' inputs, (N, 2 hidden)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The last layers on the output of `embed`, (N, C)."""
+        """Apply the last layers to the output of `embed`, (N, C)."""
         parts = zip(self._nets, params, h.chunk(2, -1), _keys(key), strict=True)
         return _log_mean([net.logits(own, x, graph, noise) for net, own, x, noise in parts])
 

@@ -1,12 +1,12 @@
-"""Variational graph autoencoders: the loss over all pairs of nodes, and Gaussians to compare.
+"""Variational graph autoencoders: the loss over all pairs of nodes, and divergences of Gaussians.
 
     BCE = Σ_ij [softplus(s_ij) - a_ij s_ij] / N²,   s_ij = <z_i, z_j>,   i = j included
 
-The second term is a sum over edges. The first has no short form, but a gradient in closed form,
-∂/∂z_i = 2 Σ_j sigmoid(s_ij) z_j, so that one pass over a few rows at a time gives both, and no
-N x N matrix is ever made. Some pairs may stand for all: every node is paired with `partners` others
-by random permutations, so that each pair is as likely as any other and the sum is unbiased. Ten
-partners cost as much as all pairs of 1,000 nodes, and a seventeenth of all pairs of 20,000 (CPU).
+The second term is a sum over edges. The first term has no short form, but its gradient has a closed
+form, ∂/∂z_i = 2 Σ_j sigmoid(s_ij) z_j. One pass over a few rows at a time gives both, so no N x N
+matrix is stored. A sample of pairs may replace all pairs. Random permutations then pair every node
+with `partners` others, so all pairs are equally likely and the sum is unbiased. Ten partners cost
+as much as all pairs of 1,000 nodes, and a seventeenth of all pairs of 20,000 (CPU).
 
 Shapes: z (N, D), real and ids (N,); Gaussians with diagonal covariance (M, D).
 """
@@ -23,11 +23,11 @@ from atoll.core.graph import Sparse
 from atoll.core.random import fold, normal, random_bits
 from atoll.nn.ops import matmul
 
-ROWS = 256  # rows of the N x N matrix of scores that are held at once, of every client
+ROWS = 256  # rows of the N x N matrix of scores in memory at once, per client
 
 
 def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers, (N, width), which follow a node wherever it is stored."""
+    """Standard normal numbers, (N, width), that depend on the nodes' ids, not on their order."""
     half = (width + 1) // 2
     bits = [random_bits(fold(key, name), ids, half) for name in ("radius", "angle")]
     # Numbers above 0 and up to 1.
@@ -39,7 +39,7 @@ def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Ten
 def adjacency_loss(
     edges: Sparse, z: Tensor, real: Tensor, ids: Tensor, key: Tensor | None, partners: int
 ) -> Tensor:
-    """Mean cross entropy of 0/1 `edges` given <z_i, z_j>, over all pairs or `partners` by node."""
+    """Mean cross entropy of 0/1 `edges` given <z_i, z_j>, over all or `partners` pairs per node."""
     z = z * real.unsqueeze(-1)
     if partners == 0 or key is None:
         total = all_pairs(z, real)
@@ -49,7 +49,7 @@ def adjacency_loss(
 
 
 def all_pairs(z: Tensor, real: Tensor) -> Tensor:
-    """Σ_ij softplus(<z_i, z_j>) over real nodes; z must be zero on padding."""
+    """Σ_ij softplus(<z_i, z_j>) over real nodes. z must be zero on padding."""
     fixed = z.detach()
     total, slopes = torch.zeros_like(real.sum()), []
     for rows, mask in zip(torch.split(fixed, ROWS), torch.split(real, ROWS), strict=True):
@@ -61,8 +61,8 @@ def all_pairs(z: Tensor, real: Tensor) -> Tensor:
 
 def some_pairs(z: Tensor, real: Tensor, ids: Tensor, key: Tensor, partners: int) -> Tensor:
     """An unbiased estimate of `all_pairs` from `partners` pairs per node."""
-    # Random orders of the nodes, padding last. Bits of different ids always differ, so there are no
-    # ties that the rows could break.
+    # Random orders of the nodes, with padding last. Bits of different ids always differ, so no ties
+    # can depend on the order of the rows.
     bits = random_bits(key, ids, partners + 1).to(torch.int64)
     order = torch.argsort(torch.where(real.unsqueeze(-1) > 0, bits, 1 << 40), dim=0)
     place = torch.argsort(order, dim=0)
@@ -81,31 +81,31 @@ def some_pairs(z: Tensor, real: Tensor, ids: Tensor, key: Tensor, partners: int)
 
 
 def _softplus(scores: Tensor) -> Tensor:
-    # By default torch is linear above 20, which is 2e-9 off.
+    # By default torch is linear above 20, which has an error of 2e-9.
     return functional.softplus(scores, threshold=35)
 
 
 def _with_slope(value: Tensor, z: Tensor, slope: Tensor) -> Tensor:
-    """The value, with the given gradient by z; the added term is zero."""
+    """Return the value with the given gradient by z. The added term is zero."""
     return value + ((z - z.detach()) * slope).sum()
 
 
 def gaussian_kl(
     mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor | float
 ) -> Tensor:
-    """KL from one diagonal Gaussian to another, each dimension by itself."""
+    """KL from one diagonal Gaussian to another, separately for each dimension."""
     other = torch.as_tensor(other_log_variance, dtype=mean.dtype, device=mean.device)
     square = torch.exp(log_variance - other) + (mean - other_mean) ** 2 * torch.exp(-other)
     return 0.5 * (other - log_variance + square - 1)
 
 
 def log_normal(x: Tensor) -> Tensor:
-    """Log N(x; 0, 1), each dimension by itself."""
+    """Log density of N(0, 1) at x, separately for each dimension."""
     return -0.5 * (math.log(2 * math.pi) + x**2)
 
 
 def js_of_moments(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """The code's surrogate, (M, M), for Gaussians (M, h): their middle has mean moments."""
+    """The code's surrogate, (M, M), for Gaussians (M, h). The mixture has the mean moments."""
     variance = torch.exp(log_variance)
     middle = (mean.unsqueeze(1) + mean) / 2
     spread_out = torch.log((variance.unsqueeze(1) + variance) / 2)
@@ -117,8 +117,8 @@ def js_by_sampling(mean: Tensor, log_variance: Tensor, key: Tensor, samples: int
     """Jensen-Shannon divergences, (M, M), of Gaussians (M, h): symmetric, from 0 to ln 2.
 
     JS = ln 2 - (E_A softplus(log B - log A) + E_B softplus(log A - log B)) / 2. All Gaussians use
-    the same draws and their mirror images; the linear part of the softplus around its mean, whose
-    expectation is known, is taken out.
+    the same samples and their mirror images. The linear part of the softplus around its mean is
+    subtracted, because its expectation is known.
     """
     mean, log_variance = mean.double(), log_variance.double()
     drawn = normal(key, ((samples + 1) // 2, mean.shape[-1]), mean.dtype)

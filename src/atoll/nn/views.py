@@ -1,7 +1,7 @@
-"""Parts of a graph that networks precompute once per client: adjacencies, and their product with x.
+"""Matrices that networks precompute once per client: adjacencies, and their products with x.
 
 Each function is a `View`: a pure function of a `Graph`. Networks name the views that they read.
-Adjacencies have the target of an edge as the row, so that `matmul(adjacency, h)` gathers messages.
+The row of an adjacency is the target of an edge, so `matmul(adjacency, h)` gathers messages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from atoll.nn.ops import matmul
 
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
-_DENSE_IS_FASTER = 0.1  # time of an entry of a dense product by that of a sparse one
-_DISTINCT = 0.7  # entries of a sparse product by its terms: neighbours share some of their words
+_DENSE_IS_FASTER = 0.1  # time per entry of a dense product, relative to a sparse product
+_DISTINCT = 0.7  # entries of a sparse product per term: neighbours share some of their words
 MAX_TERMS = 1 << 22
-"""Terms of a sparse product that are held at once, about 80 bytes each; a row is never split."""
+"""Terms of a sparse product in memory at once, about 80 bytes each. A row is never split."""
 SPARSE_BELOW = 0.04
 """Share of non-zero entries below which a sparse product with few columns is faster on a GPU."""
-REPEATED = 4  # how often the mean row must stand in a matrix before its rows are worth storing once
+REPEATED = 4  # mean number of copies of a row from which distinct rows are stored once
 MAX_COMPARED = 1 << 26  # numbers of a matrix whose rows are compared with each other, 4 bytes each
 
 Adjacency = Callable[[Graph], Sparse]
@@ -44,7 +44,7 @@ def loop_adjacency(graph: Graph) -> Sparse:
 
 
 def sum_adjacency(graph: Graph) -> Sparse:
-    """A + I for GIN: self-loops of the data stay in A, so a node with one counts itself twice."""
+    """A + I for GIN. Self-loops of the data stay in A, so a node with one counts itself twice."""
     weight = torch.cat([graph.edge_weight, torch.ones_like(graph.real)])
     return _square(graph, _with_loops(graph, graph.real)[0], weight)
 
@@ -52,9 +52,9 @@ def sum_adjacency(graph: Graph) -> Sparse:
 def gcn_adjacency(graph: Graph) -> Sparse:
     """D^-1/2 (A + I) D^-1/2 with D the degrees of A + I (Kipf and Welling, 2017).
 
-    As in PyG (`add_remaining_self_loops`), a self-loop of the data, the last one if there are
-    several, stands in the place of the one that would be added, with its own weight. An edge of
-    weight zero is padding, so such a self-loop counts as absent, where PyG would keep the zero.
+    As in PyG (`add_remaining_self_loops`), a self-loop of the data replaces the added self-loop and
+    keeps its weight. If a node has several, the last one counts. An edge of weight zero is
+    padding, so such a self-loop is ignored; PyG would keep the zero.
     """
     if on_gpu(graph.edge_weight) and not inside_transform():
         from atoll.nn.kernels import adjacency
@@ -71,19 +71,19 @@ def gcn_degrees(graph: Graph) -> Tensor:
 
 
 def bare_adjacency(graph: Graph) -> Sparse:
-    """D^-1/2 A D^-1/2: the edges unchanged, a zero row for a node without any."""
+    """D^-1/2 A D^-1/2: the edges unchanged, a zero row for a node without edges."""
     return _normalised(graph, graph.edges, graph.edge_weight)
 
 
 def degrees(graph: Graph) -> Tensor:
-    """How many edges end at each node, self-loops not counted, (N,)."""
+    """The number of edges that end at each node, without self-loops, (N,)."""
     source, target = graph.edges
     ones = ((source != target) & (graph.edge_weight != 0)).to(graph.real.dtype)
     return torch.zeros_like(graph.real).index_add(0, target, ones)
 
 
 def mean_adjacency(graph: Graph) -> Sparse:
-    """D^-1 A: the mean over neighbours; a zero row for a node without any (GraphSAGE)."""
+    """D^-1 A: the mean over neighbours (GraphSAGE). A node without neighbours has a zero row."""
     target = graph.edges[1]
     ones = (graph.edge_weight != 0).to(graph.edge_weight.dtype)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones)
@@ -91,7 +91,7 @@ def mean_adjacency(graph: Graph) -> Sparse:
 
 
 def features(graph: Graph) -> Tensor | Sparse:
-    """X, dense or sparse, whichever multiplies faster."""
+    """X, dense or sparse, in the form that multiplies faster."""
     return _fastest(graph.x)
 
 
@@ -110,16 +110,15 @@ def first_product(graph: Graph, name: str, weight: Tensor, bias: Tensor | None =
 
 
 def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Sparse | None:
-    """A X, or None where it has so many entries that A (X W) is the faster product.
+    """A X, or None if it has so many entries that A (X W) is faster.
 
-    It is exact for a first layer, because nothing is dropped from the input. A word that a node
-    does not have comes in with every neighbour: Cora's ÂX has 157,000 entries, Â and X together
-    60,000.
+    It is exact for a first layer, because there is no dropout on the input. Every neighbour adds
+    words that a node does not have: Cora's ÂX has 157,000 entries, Â and X together 60,000.
     """
     adjacency, x = _made(graph, name, view), graph.x
     if isinstance(x, Tensor):
         return product(adjacency, x)
-    if x.values.is_cuda:  # by the density only, which clients of one federation share
+    if x.values.is_cuda:  # decide by the density only, which clients of one federation share
         return None if is_sparse([x]) else product(adjacency, x)
     terms = int(row_lengths(x)[adjacency.columns.long()].sum())
     dense = _DENSE_IS_FASTER * adjacency.shape[0] * x.shape[1]
@@ -128,15 +127,15 @@ def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Spars
 
 
 def features_unless(name: str, graph: Graph) -> Tensor | Sparse | None:
-    """X where the product of that name is not cached."""
+    """X, or None if the product of that name is cached."""
     return None if name in graph.views else features(graph)
 
 
 def sum_features_and_ones(graph: Graph) -> Matrix:
-    """(A + I) [X 1], for a linear layer with a bias that GIN's sum follows.
+    """(A + I) [X 1], for a linear layer with a bias before GIN's sum.
 
-    Where features are kinds of nodes, few rows differ (NCI1: 243 of 122,747): atoms of a kind whose
-    neighbours are of the same kinds.
+    If features are types of nodes, few rows differ (NCI1: 243 of 122,747), because many atoms have
+    the same type and the same types of neighbours.
     """
     x, nodes = graph.x, torch.arange(graph.num_nodes, device=graph.y.device)
     if isinstance(x, Tensor):
@@ -151,7 +150,7 @@ def sum_features_and_ones(graph: Graph) -> Matrix:
 
 
 def training_nodes(graph: Graph) -> Tensor:
-    """The numbers of the training nodes: work on pairs of them need not visit all nodes."""
+    """The numbers of the training nodes, so that work on their pairs can skip other nodes."""
     return graph.train.nonzero().squeeze(1)
 
 
@@ -165,7 +164,7 @@ def pool(graph: Graph, mean: bool) -> Sparse:
 
 
 def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
-    """Â^hops X: all that SGC needs of a graph."""
+    """Â^hops X, the only input of SGC."""
     adjacency, x = gcn_adjacency(graph), features(graph)
     for _ in range(hops):
         x = product(adjacency, x)
@@ -173,20 +172,20 @@ def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
 
 
 def product(adjacency: Sparse, x: Tensor | Sparse) -> Tensor | Sparse:
-    """A X, sparse if both are and the result is worth it."""
+    """A X. The result is sparse if both are and a sparse result multiplies faster."""
     if isinstance(x, Tensor):
         return _fastest(matmul(adjacency, x))
     return _fastest(_sparse_product(adjacency, x))
 
 
 def sparse_features(x: Tensor) -> Sparse:
-    """A dense feature matrix as `Sparse`."""
+    """Convert a dense feature matrix to `Sparse`."""
     (rows, columns), (height, width) = x.nonzero(as_tuple=True), x.shape
     return sparse_matrix(rows, columns, x[rows, columns], (height, width), square=False)
 
 
 def _made(graph: Graph, name: str, view: Adjacency) -> Sparse:
-    """A view, which the graph may have already under the name that the network uses."""
+    """Return a view, from the graph's views if it is there under this name."""
     found = graph.views.get(name)
     return found if isinstance(found, Sparse) else view(graph)
 
@@ -197,44 +196,44 @@ def _square(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
 
 
 def _normalised(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
-    """D^-1/2 of these edges D^-1/2, with D the weights that end at each node."""
+    """D^-1/2 A D^-1/2 for these edges. D is the sum of weights that end at each node."""
     source, target = edges
     degree = sum_at(target, weight, graph.num_nodes)
-    # Negative weights can cancel; such a node is cut off, and its row is zero instead of infinite.
+    # Negative weights can cancel. The row of such a node is then zero instead of infinite.
     scale = torch.where(degree > 0, degree, torch.inf).rsqrt()
     return _square(graph, edges, scale[target] * weight * scale[source])
 
 
 def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor]:
-    """The edges and their weights, with `loops`, (N,), as the weights of self-loops at the end."""
+    """The edges and their weights, followed by self-loops with weights `loops`, (N,)."""
     source, target = graph.edges
     nodes = torch.arange(graph.num_nodes, device=source.device)
-    # Self-loops of the data stay with weight zero: taking them out would wait for their number.
+    # Self-loops of the data stay with weight zero. Removing them would wait for their number.
     others = torch.where(source != target, graph.edge_weight, 0)
     return torch.cat([graph.edges, nodes.expand(2, -1)], dim=1), torch.cat([others, loops])
 
 
 def _own_loops(graph: Graph) -> Tensor:
-    """The weight of each node's last self-loop, one if it has none, (N,)."""
+    """The weight of each node's last self-loop, or one without a self-loop, (N,)."""
     source, target = graph.edges
     loops = (source == target) & (graph.edge_weight != 0)
     place = torch.where(loops, torch.arange(len(source), device=source.device), -1)
     last = torch.full_like(graph.y, -1).scatter_reduce(0, source, place, "amax")
-    # Where there is none, -1 reads the one at the end.
+    # Without a self-loop, -1 reads the one at the end.
     return torch.cat([graph.edge_weight, graph.edge_weight.new_ones(1)])[last]
 
 
 def row_lengths(x: Sparse) -> Tensor:
-    """Entries of each row, (R,)."""
+    """The number of entries of each row, (R,)."""
     starts = x.offsets.long()
     return torch.diff(starts, append=starts.new_tensor([x.values.shape[0]]))
 
 
 def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
-    """A X of two sparse matrices; entries that cancel stay, as zeros.
+    """A X of two sparse matrices. Entries that cancel stay, as zeros.
 
-    Own code, because torch's warns that its compressed matrices are a beta. Entry (i, j) of A adds
-    row j of X to row i: write out all terms, then sum those at one place; whole rows at a time.
+    This is own code, because torch warns that its compressed matrices are a beta. Entry (i, j) of
+    A adds row j of X to row i. Write out all terms, whole rows at a time, then sum equal places.
     """
     width = x.shape[1]
     a_rows, a_columns, x_columns = a.rows.long(), a.columns.long(), x.columns.long()
@@ -254,7 +253,7 @@ def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
 
 
 def _distinct(x: Tensor | Sparse) -> Matrix:
-    """The matrix by its different rows, if they are few."""
+    """Store the different rows of a matrix once, if they are few."""
     if x.shape[0] * x.shape[1] > MAX_COMPARED:
         return x
     whole = x.to_dense() if isinstance(x, Sparse) else x
@@ -267,7 +266,7 @@ def _distinct(x: Tensor | Sparse) -> Matrix:
 
 
 def is_sparse(parts: Sequence[Sparse]) -> bool:
-    """Whether a GPU multiplies these matrices of some clients faster without their zeros."""
+    """Whether a GPU multiplies these matrices of several clients faster as sparse matrices."""
     entries = sum(part.values.shape[0] for part in parts)
     return entries <= SPARSE_BELOW * sum(part.shape[0] * part.shape[1] for part in parts)
 
@@ -277,6 +276,6 @@ def _fastest(x: Tensor | Sparse) -> Tensor | Sparse:
     if isinstance(x, Sparse):
         return x if x.values.numel() <= DENSE_ABOVE * entries else x.to_dense()
     if x.is_cuda:
-        return x  # dense is fast there, and counting would wait for the GPU
+        return x  # a dense product is fast there, and counting would wait for the GPU
     few = entries and int(torch.count_nonzero(x)) <= DENSE_ABOVE * entries
     return sparse_features(x) if few else x

@@ -1,4 +1,4 @@
-"""Triton kernels that losses, noise, optimizers and scores share; the CPU has plain operations.
+"""Triton kernels for losses, noise, optimizers and scores. The CPU uses plain torch operations.
 
 Kernels work on contiguous float32 tensors on CUDA. Every GPU build of torch installs Triton.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether kernels written in Triton can work on x."""
+    """Whether Triton kernels can process x."""
     return x.is_cuda and x.dtype == torch.float32 and _has_triton()
 
 

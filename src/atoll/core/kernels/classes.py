@@ -1,8 +1,8 @@
-"""Cross entropy, and what scoring counts, of logits in one kernel each.
+"""Fused kernels over logits: cross entropy with its gradient, and the counts for scoring.
 
-Logits are (B, N, C) float32, with B clients (or clients of several runs); labels are (B, N) int64
-and masks (B, N) float32. All are contiguous. Sums have a fixed order; counts are whole numbers,
-which any order adds alike.
+Logits are (B, N, C) float32, with B clients (or clients of several runs). Labels are (B, N) int64
+and masks (B, N) float32. All are contiguous. Sums have a fixed order. Counts are integers, so
+their order does not matter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SPAN = 1024  # numbers of a mask that one program adds at once
 def cross_entropy(
     logits: Tensor, labels: Tensor, weights: Tensor, weighted: bool
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss of each client by weight, (B,), and its slope by the logits, (B, N, C).
+    """Return each client's weighted mean loss, (B,), and its gradient by the logits, (B, N, C).
 
-    Without classes that weigh more, a sum of weights below one counts as one.
+    Unless `weighted` (class weights), a sum of weights below one counts as one.
     """
     blocks, sizes, tiles = _tiles(logits)
     losses, slope = logits.new_empty(len(logits), blocks), logits.new_empty(logits.shape)
@@ -30,7 +30,7 @@ def cross_entropy(
 
 
 def scores(logits: Tensor, labels: Tensor, masks: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Counts by role, true and predicted class, (B, 3, C, C), and each role's mean loss, (B, 3)."""
+    """Return counts by role, label and prediction, (B, 3, C, C), and mean losses, (B, 3)."""
     blocks, sizes, tiles = _tiles(logits)
     batch, _, classes = logits.shape
     counts = logits.new_zeros(batch, len(masks), classes, classes)
@@ -41,7 +41,7 @@ def scores(logits: Tensor, labels: Tensor, masks: tuple[Tensor, ...]) -> tuple[T
 
 
 def _tiles(logits: Tensor) -> tuple[int, tuple[int, int], dict[str, int]]:
-    """Blocks of rows of a client, its sizes, and the sizes of a program's tile."""
+    """Return the blocks of rows per client, a client's sizes, and the tile sizes."""
     _, height, classes = logits.shape
     wide = triton.next_power_of_2(classes)
     tall = max(1, min(TILE // wide, triton.next_power_of_2(max(1, height))))
@@ -64,7 +64,7 @@ def _total(weights, height, SPAN: tl.constexpr):
 
 @triton.jit
 def _softmax(logits, labels, row, n, height, classes, WIDE: tl.constexpr):
-    """For some rows: logits, exp(logit - top), the sum of these, whether true, and the loss."""
+    """For a block of rows: logits, exp(logit - max), their sum, one-hot labels, and the loss."""
     c = tl.arange(0, WIDE)
     inside = (n < height)[:, None] & (c < classes)[None, :]
     place = (row + n)[:, None] * classes + c[None, :]
@@ -93,7 +93,7 @@ def _cross_entropy(
     WIDE: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Some rows of one client."""
+    """Process a block of rows of one client."""
     client, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = client * height
     total = _total(weights + row, height, SPAN)
@@ -123,7 +123,7 @@ def _scores(
     WIDE: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Some rows of one client, for every role."""
+    """Process a block of rows of one client, for every role."""
     client, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, n = client * height, block * TALL + tl.arange(0, TALL)
     found, _, _, _, loss = _softmax(logits, labels, row, n, height, classes, WIDE)

@@ -1,7 +1,7 @@
-"""One launch over all leaves of a tree: a step of Adam, and whether every number is finite.
+"""Kernels that process all leaves of a tree in one launch: an Adam step, and a finiteness check.
 
 Leaves are (B, ...) float32 and contiguous, with B clients (or clients of several runs). A program
-works on a block of one client's part of one leaf.
+processes a block of one client's part of one leaf.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # numbers of a leaf that one program of Adam takes
-CHECKED = 4096  # numbers of a leaf that one program looks at
+BLOCK = 1024  # numbers of a leaf per program of Adam
+CHECKED = 4096  # numbers of a leaf per program of `finite`
 
 
 def adam(
     settings: tuple[float, ...], steps: Tensor, lists: Sequence[Sequence[Tensor]]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """One step: the steps taken, (B,), and new parameters, means and squares.
+    """Make one Adam step. Return the step counts, (B,), and new parameters, means and squares.
 
-    Settings are lr, weight_decay, beta1, beta2 and eps; lists are parameters, gradients, means and
-    squares. Steps are those before this one. Nothing is overwritten.
+    `settings` are lr, weight_decay, beta1, beta2 and eps. `lists` are parameters, gradients, means
+    and squares. `steps` are the counts before this step. Inputs are not overwritten.
     """
     lr, decay, beta1, beta2, eps = settings
     clients, given = steps.numel(), [tuple(leaf.contiguous() for leaf in part) for part in lists]
     new = [tuple(torch.empty_like(leaf) for leaf in given[0]) for _ in range(3)]
     sizes = tuple(leaf.numel() // clients for leaf in given[0])
     grid = (clients * sum(triton.cdiv(size, BLOCK) for size in sizes),)
-    # Of a beta that is zero the powers are, too.
+    # If a beta is zero, its powers are zero as well.
     logs = (math.log(beta) if beta else -1e30 for beta in (beta1, beta2))
     numbers = (lr, *logs, decay, beta1, 1 - beta1, beta2, 1 - beta2, eps)
     counted = torch.empty_like(steps, memory_format=torch.contiguous_format)
@@ -43,7 +43,7 @@ def adam(
 
 
 def finite(leaves: Sequence[Tensor]) -> Tensor:
-    """Whether each client's part of each leaf is finite: for the first leaf, then the next."""
+    """Whether each client's part of each leaf is finite: all clients of leaf 0, then of leaf 1."""
     some = tuple(leaf.contiguous() for leaf in leaves)
     rows = tuple(len(leaf) for leaf in some)
     sizes = tuple(leaf.numel() // len(leaf) for leaf in some)
@@ -77,14 +77,14 @@ def _adam(
     eps: tl.float32,
     BLOCK: tl.constexpr,
 ):
-    """A block of one client's part of one leaf."""
+    """Process a block of one client's part of one leaf."""
     program, first = tl.program_id(0), 0
     for leaf in tl.static_range(len(values)):
         chunks = tl.cdiv(sizes[leaf], BLOCK)
         mine = program - first
         if (mine >= 0) & (mine < clients * chunks):
             client = mine // chunks
-            # Double precision for powers of numbers near one, not for the rest.
+            # Double precision only for powers of numbers near one.
             count = tl.load(steps + client).to(tl.float64) + 1
             rate = (lr / (1 - tl.exp(count * log_beta1))).to(tl.float32)
             bias = tl.sqrt(1 - tl.exp(count * log_beta2)).to(tl.float32)
@@ -105,7 +105,7 @@ def _adam(
 
 @triton.jit
 def _finite(leaves, found, rows, sizes, BLOCK: tl.constexpr):
-    """A block of one client's part of one leaf; `found` begins as ones."""
+    """Process a block of one client's part of one leaf. `found` is initialised with ones."""
     program, first, place = tl.program_id(0), 0, 0
     for leaf in tl.static_range(len(leaves)):
         chunks = tl.cdiv(sizes[leaf], BLOCK)

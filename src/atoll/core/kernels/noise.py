@@ -1,7 +1,7 @@
-"""Rectifier and dropout in one kernel, with the noise of `core.random` to the last bit.
+"""ReLU and dropout in one kernel, bit-identical to the noise of `core.random`.
 
-Tensors are (B, N, D) float32, with B clients (or clients of several runs); keys are (B,) int64 and
-rows (B, N) int32, the ids of the nodes. All are contiguous.
+Tensors are (B, N, D) float32, with B clients (or clients of several runs). Keys are (B,) int64.
+Rows are (B, N) int32, the ids of the nodes. All are contiguous.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 2048  # numbers that one program works on
+TILE = 2048  # numbers per program
 
 
 def dropped(
     h: Tensor, keys: Tensor, rows: Tensor, salt: int | None, share: int, relu: bool
 ) -> Tensor:
-    """Zero `share` of 2^16 entries of h, or of relu(h), and rescale the rest."""
+    """Zero a fraction `share` / 2^16 of the entries of h, or of relu(h), and rescale the rest."""
     batch, height, width = h.shape
     wide = min(64, triton.next_power_of_2(width))
     grid = (batch, triton.cdiv(height, TILE // wide), triton.cdiv(width, wide))
@@ -29,7 +29,7 @@ def dropped(
 
 
 def passed_back(grad: Tensor, out: Tensor, share: int) -> Tensor:
-    """The gradient by h of `dropped` with a rectifier, from that by its result `out`."""
+    """Gradient of `dropped` with ReLU by h, given its result `out` and the gradient by `out`."""
     found, scale = torch.empty_like(grad), 1.0 / (1.0 - share / 2**16)
     grid = (triton.cdiv(grad.numel(), TILE),)
     _passed_back[grid](grad, out, found, grad.numel(), scale, BLOCK=TILE, num_warps=4)
@@ -66,7 +66,7 @@ def _dropped(
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Some rows and columns of one client."""
+    """Process a block of rows and columns of one client."""
     client = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * TALL + tl.arange(0, TALL)
     d = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
@@ -80,7 +80,7 @@ def _dropped(
     by_row = _mix32(row.to(tl.uint32, bitcast=True) ^ low)
     by_column = _mix32((d >> 1).to(tl.uint32) + high)
     bits = _mix32(by_row[:, None] + by_column[None, :])
-    # A hash decides about two entries, with 16 bits each.
+    # One hash decides about two entries, with 16 bits each.
     half = tl.where((d & 1)[None, :] == 1, bits >> 16, bits & 0xFFFF)
     kept = half.to(tl.int16).to(tl.int32) >= least
     inside = (n < height)[:, None] & (d < width)[None, :]
@@ -88,13 +88,13 @@ def _dropped(
     found = tl.load(h + place, mask=inside, other=0.0)
     if RELU:
         found = tl.where(found < 0, 0.0, found)
-    # A product, not a choice: a number that is not finite stays one, and is found.
+    # Multiply instead of selecting, so that a non-finite number stays non-finite and is detected.
     tl.store(out + place, found * tl.where(kept, scale, 0.0), mask=inside)
 
 
 @triton.jit
 def _passed_back(grad, out, found, size, scale: tl.float32, BLOCK: tl.constexpr):
-    """Some numbers: the gradient, rescaled, where the result is above zero."""
+    """For a block of numbers: the rescaled gradient if the result is positive, else zero."""
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = n < size
     slope = tl.load(grad + n, mask=there, other=0.0) * scale

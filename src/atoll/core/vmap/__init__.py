@@ -1,1 +1,1 @@
-"""Everything that touches functorch's internals: stacks, per-run values and GPU kernels."""
+"""All code that uses functorch's internals: stacks, per-run values and GPU kernels."""

@@ -1,6 +1,6 @@
-"""Elementwise work that a GPU does in one launch, with the results of the CPU's operations.
+"""Elementwise operations that a GPU runs in one launch, with the same results as the CPU code.
 
-Jiterator takes arguments of one type and gives that type, hence the reinterpreted bits.
+Jiterator kernels have arguments and results of one type, so some tensors are reinterpreted as bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ template <typename T> unsigned mix32(T value) {
 
 
 def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
-    """`mix64((key ^ salt) * B)`, elementwise with broadcasting; all int64."""
+    """`mix64((key ^ salt) * B)`, elementwise with broadcasting. All tensors are int64."""
     code = """template <typename T> T mixed(T key, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
     }"""
@@ -42,7 +42,7 @@ def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
 
 
 def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
-    """`mix64((key ^ salt) * B + part * A + golden)`, elementwise with broadcasting; all int64."""
+    """`mix64((key ^ salt) * B + part * A + golden)`, elementwise. All tensors are int64."""
     code = """template <typename T> T folded(T key, T part, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
                        + (unsigned long long)part * 0xBF58476D1CE4E5B9ull
@@ -52,7 +52,7 @@ def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
 
 
 def _salted(code: str, salt: int | Tensor, *args: Tensor) -> Tensor:
-    """A kernel whose last argument is a salt: a number is an argument of the launch."""
+    """Run a kernel whose last argument is a salt. A number becomes an argument of the launch."""
     if isinstance(salt, Tensor):
         return _run(_MIX64 + code, *args, salt)
     found: Tensor = torch.cuda.jiterator._create_jit_fn(_MIX64 + code, salt=0)(*args, salt=salt)
@@ -70,7 +70,7 @@ def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
 def keep_mask(
     key: Tensor, rows: Tensor, width: int, dropped: int | Tensor, scale: float | Tensor
 ) -> Tensor:
-    """A mask, (..., N, width) float32: `dropped` of 2^16 are zero and the rest is `scale`."""
+    """A mask, (..., N, width) float32: `dropped` of 2^16 entries are zero, others `scale`."""
     code = """template <typename T> T keep_mask(T low, T high, T row, T columnMORE) {
       unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
       short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);
@@ -78,7 +78,7 @@ def keep_mask(
     }"""
     if isinstance(dropped, Tensor) and isinstance(scale, Tensor):
         names = {"MORE": ", T least, T scale", "LEAST": "least", "SCALE": "scale"}
-        # Arguments have one type: the number that is written is handed over as its bits.
+        # Arguments have one type, so pass the scale as its bits.
         least, bits = (dropped - 2**15).to(torch.int32), scale.float().view(torch.int32)
         more = [least[..., None, None], bits[..., None, None]]
     else:
@@ -91,25 +91,26 @@ def keep_mask(
 def adam(
     settings: Any, numbers: Tensor | None, steps: Tensor, lists: list[list[Tensor]]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """One step of an `Adam`, as `torch._fused_adam_` takes it; nothing is overwritten.
+    """Make one step of Adam with the results of `torch._fused_adam_`. Overwrite nothing.
 
-    Torch's kernel walks blocks of 65,536 numbers, too few at a time for a small model. Numbers are
-    the settings' fields, in the last axis, where runs have their own. Steps include this one, with
-    an axis for clients if the leaves have one. Lists are parameters, gradients and both moments.
+    Torch's kernel processes blocks of 65,536 numbers, too few blocks at a time for a small model.
+    `numbers` are the settings' fields, in the last axis, if runs differ in them. `steps` include
+    this step, with an axis for clients if the leaves have one. `lists` are parameters, gradients
+    and both moments.
     """
     plain = [getattr(settings, field.name) for field in fields(settings)]
     dtype = lists[0][0].dtype
     if numbers is None:
         step, each = _adam_kernel(*plain[1:]), [*_adam_rates(settings, steps.to(dtype))]
     else:
-        # Double precision for powers of numbers near one, not for the rest.
+        # Double precision only for powers of numbers near one.
         lr, decay, beta1, beta2, eps = numbers.unbind(-1)
         count = steps.to(torch.float64)
         each = [lr / (1 - beta1**count), (1 - beta2**count).sqrt(), decay]
         if any(isinstance(number, Varied) for number in plain[2:]):
             step = _adam_step
             each += [beta1, 1 - beta1, beta2, 1 - beta2, eps]
-        else:  # a kernel takes eight arguments at most: these are written into it
+        else:  # a kernel takes at most eight arguments, so these are constants of its code
             step = _adam_kernel(None, *plain[2:])
         each = [number.to(dtype) for number in each]
 
@@ -122,7 +123,7 @@ def adam(
 
 
 def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) -> Callable[..., Any]:
-    """A step of Adam with these numbers; a weight decay that is None is the last argument."""
+    """A step of Adam with these constants. If `decay` is None, it is the last argument."""
     code = """template <typename T>
     void adam(T p, T g, T m, T v, T rate, T bias, MORE T& p_out, T& m_out, T& v_out) {
       g += p * (T)DECAY;
@@ -141,7 +142,7 @@ def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) ->
 def _adam_step(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, *numbers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in plain operations, for runs with their own betas; `rest1` is 1 - beta1."""
+    """The same with plain operations, for runs with different betas. `rest1` is 1 - beta1."""
     rate, bias, decay, beta1, rest1, beta2, rest2, eps = numbers
     g = g + p * decay
     m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
@@ -149,8 +150,8 @@ def _adam_step(
 
 
 def _adam_rates(settings: object, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """The learning rate by the first bias correction, and the root of the second."""
-    # Double precision for powers of numbers near one, not for the rest.
+    """Return the learning rate over the first bias correction, and the root of the second."""
+    # Double precision only for powers of numbers near one.
     code = """template <typename T> void adam_rates(T steps, T& rate, T& bias) {
       rate = (T)(LR / (1 - ::pow((double)BETA1, (double)steps)));
       bias = (T)::sqrt(1 - ::pow((double)BETA2, (double)steps));
@@ -162,7 +163,7 @@ def _adam_rates(settings: object, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Low and high half of the keys, rows and columns, all int32 and ready to broadcast."""
+    """Low and high half of the keys, rows and columns, all int32 and broadcastable."""
     halves = key.unsqueeze(-1).contiguous().view(torch.int32)[..., None, None, :]
     columns = torch.arange(width, dtype=torch.int32, device=key.device)
     return halves[..., 0], halves[..., 1], rows.to(torch.int32).unsqueeze(-1), columns
@@ -174,7 +175,7 @@ def _run(code: str, *args: Tensor, **names: str) -> Tensor:
 
 
 def _compiled(code: str, outputs: int = 1, **names: str) -> Callable[..., Any]:
-    """The kernel, with a text for each name; torch keeps what it compiled, by the code."""
+    """Compile the code with a text for each name. Torch caches kernels by their code."""
     for name, text in names.items():
         code = code.replace(name, text)
     make = torch.cuda.jiterator

@@ -1,7 +1,7 @@
-"""The stacks behind `vmap`: all clients' tensors at once, where `vmap` shows one client's.
+"""The stacks behind `vmap`: the tensors of all clients, where `vmap` shows one client's tensor.
 
 Functorch's interpreter costs more than a small operation itself. Code that works on all clients at
-once takes the stack from behind a tensor (`Batch.lower`), computes without the interpreter
+once unwraps the stack behind a tensor (`Batch.lower`), computes without the interpreter
 (`Batch.paused`) and wraps the result again (`Batch.lift`). `torch._C._functorch` is private to
 torch: only this file and `varied.py` call it, and tests compare every shortcut with plain `vmap`.
 """
@@ -22,15 +22,15 @@ from torch.autograd import Function
 from atoll.core.tree import Tree, inside_transform, leaves, tree_map, with_leaves
 
 Dims = tuple[int | None, ...]
-"""For each argument of a `vmap` rule the axis of the clients; None where it is one for all."""
+"""For each argument of a `vmap` rule: the axis of the clients, or None if all share it."""
 Gradients = tuple[Tensor | None, ...]
 
 
 class Context(Protocol):
-    """What torch carries from the forward to the backward pass of a `Function`."""
+    """The data that torch passes from the forward to the backward pass of a `Function`."""
 
     saved_tensors: tuple[Tensor, ...]
-    rest: Sequence[Any]  # arguments that are no tensors
+    rest: Sequence[Any]  # arguments that are not tensors
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None: ...
@@ -39,24 +39,24 @@ class Context(Protocol):
 
 
 class Vmap(Protocol):
-    """What torch passes to a `vmap` rule."""
+    """The information that torch passes to a `vmap` rule."""
 
     batch_size: int
 
 
 def batched(info: Vmap, dims: Dims, *args: Any) -> list[Any]:
-    """The arguments of a `vmap` rule, every tensor with all clients in front."""
+    """The arguments of a `vmap` rule. Every tensor has the clients as its first axis."""
     pairs = zip(args, dims, strict=True)
     return [as_batch(a, dim, info.batch_size) if isinstance(a, Tensor) else a for a, dim in pairs]
 
 
 def as_batch(leaf: Tensor, dim: int | None, size: int) -> Tensor:
-    """(size, ...), the clients in front; one tensor for all is repeated without a copy."""
+    """Return (size, ...) with the clients first. A shared tensor is repeated without a copy."""
     return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
 
 
 class Stacked(Function):
-    """Base of functions that take all clients' tensors, stacked, as they take one client's."""
+    """Base of functions that accept a stack of all clients' tensors in the same call."""
 
     @classmethod
     def vmap(cls, info: Vmap, dims: Dims, *args: Any) -> Any:
@@ -78,18 +78,18 @@ class Constant(Function):
 
 @dataclass(frozen=True)
 class Batch:
-    """The `vmap` under way, if it is the only transform: its number, and how many clients."""
+    """The current `vmap`, if it is the only transform: its level and the number of clients."""
 
     level: int
-    batch_size: int  # the name that torch's `vmap` rules know
+    batch_size: int  # torch's `vmap` rules read this name
 
     def holds(self, leaf: Tensor) -> bool:
-        """Whether a tensor stands for one of each client, or is one for all."""
+        """Whether a tensor is a stack over the clients (otherwise all clients share it)."""
         return bool(_functorch.is_batchedtensor(leaf))
 
     def lower(self, leaf: Tensor) -> tuple[Tensor, int]:
-        """What stands behind a tensor, and the axis of its clients; one for all is repeated."""
-        # A transform that has ended leaves its wrapper around a tensor, which hides the stack.
+        """Return the stack behind a tensor and its client axis. Repeat a shared tensor."""
+        # A transform that has ended leaves its wrapper around a tensor and hides the stack.
         leaf = _functorch.unwrap_if_dead(leaf)
         if _functorch.is_batchedtensor(leaf) and _functorch.maybe_get_level(leaf) == self.level:
             return _functorch.get_unwrapped(leaf), _functorch.maybe_get_bdim(leaf)
@@ -97,11 +97,11 @@ class Batch:
             return leaf.expand(self.batch_size, *leaf.shape), 0
 
     def lift(self, stacked: Tensor, axis: int) -> Tensor:
-        """The opposite of `lower`."""
+        """Invert `lower`."""
         return _functorch._add_batch_dim(stacked, axis, self.level)
 
     def copied(self, tree: Tree) -> Tree:
-        """A copy of a tree, every client's own, one after another in memory."""
+        """Copy a tree for every client. The copies are contiguous."""
 
         def copy(leaf: Tensor) -> Tensor:
             stacked, axis = self.lower(leaf)
@@ -113,7 +113,7 @@ class Batch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take `vmap` off for code that works on stacks, which it would batch once more."""
+        """Disable `vmap` for code that works on stacks, which `vmap` would batch once more."""
         layer = _functorch.pop_dynamic_layer_stack()
         try:
             yield
@@ -123,12 +123,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """All `vmap`s under way, the outermost first, if there is no other transform: as a `Batch`."""
+    """All current `vmap`s, the outermost first, if there is no other transform. See `Batch`."""
 
     layers: Sequence[Batch]
 
     def lower(self, leaf: Tensor) -> tuple[Tensor, Any]:
-        """What stands behind a tensor, and the axis of each `vmap`; one for all is repeated."""
+        """Return the stack behind a tensor and the axis of each `vmap`. Repeat a shared tensor."""
         axes = []
         with ExitStack() as paused:
             for batch in reversed(self.layers):
@@ -138,14 +138,14 @@ class Batches:
         return leaf, axes
 
     def lift(self, stacked: Tensor, axes: Any) -> Tensor:
-        """The opposite of `lower`."""
+        """Invert `lower`."""
         for batch, axis in zip(self.layers, reversed(axes), strict=True):
             stacked = batch.lift(stacked, axis)
         return stacked
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take every `vmap` off for code that works on stacks."""
+        """Disable every `vmap` for code that works on stacks."""
         with ExitStack() as paused:
             for batch in self.layers:
                 paused.enter_context(batch.paused())
@@ -153,7 +153,7 @@ class Batches:
 
 
 def current_batches() -> Batches | None:
-    """The `vmap`s under way; None if there is none, or some other transform besides."""
+    """Return the current `vmap`s, or None outside of `vmap` or inside another transform."""
     layers = _functorch.get_interpreter_stack() or []
     if not layers or any(x.key() != _functorch.TransformType.Vmap for x in layers):
         return None
@@ -162,7 +162,7 @@ def current_batches() -> Batches | None:
 
 
 def current_batch() -> Batch | None:
-    """The `vmap` under way; None if there is none, or some other transform besides."""
+    """Return the current `vmap`, or None if it is not the only transform."""
     layers = _functorch.get_interpreter_stack()
     if layers is None or len(layers) != 1 or layers[0].key() != _functorch.TransformType.Vmap:
         return None
@@ -170,8 +170,8 @@ def current_batch() -> Batch | None:
 
 
 def known(numbers: Tensor) -> list[list[float]] | None:
-    """Every client's numbers, (n,), so that shapes may depend on them; None if they are hidden."""
-    batch = current_batch()  # Python would wait for a GPU, and other transforms hide them
+    """Return every client's numbers, (n,), for sizes that depend on them, or None if hidden."""
+    batch = current_batch()  # Python would wait for a GPU, and other transforms hide the numbers
     if numbers.is_cuda or (batch is None and inside_transform()):
         return None
     if batch is None:
@@ -183,10 +183,10 @@ def known(numbers: Tensor) -> list[list[float]] | None:
 
 
 def call(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)` for a function with a `vmap` rule, at less cost where possible."""
-    # Under one `vmap` the rule is called on the stacks: torch's way to the same call costs 0.2 ms.
-    # Without any transform the signature, which `apply` looks at first, is of no use; and without a
-    # gradient to track only the kernel is left to call.
+    """`function.apply(*args)` for a function with a `vmap` rule, but faster where possible."""
+    # Under one `vmap`, call the rule on the stacks, because torch takes 0.2 ms for the same call.
+    # Without a transform, skip the signature, which `apply` reads first. Without a gradient, call
+    # only the kernel.
     batch = current_batch()
     if batch is None and inside_transform():
         return function.apply(*args)  # type: ignore[no-untyped-call]
@@ -213,13 +213,13 @@ def call(function: type[Function], *args: Any) -> Any:
 
 
 def vmap_trees(function: Callable[..., Any], *trees: Tree) -> Any:
-    """`vmap` of a function from trees to a tree. They may hold None; `vmap` sees only tensors."""
+    """`vmap` of a function from trees to a tree. Trees may contain None."""
     given = leaves(trees)
     sizes = {leaf.shape[0] for leaf in given}
     if len(sizes) != 1:
         raise ValueError(f"trees can be mapped together if their first axes are equal, not {sizes}")
     (size,) = sizes
-    # `torch.func.vmap` does the same, but flattens and checks every tree for half a millisecond.
+    # `torch.func.vmap` does the same, but flattens and checks every tree, which takes 0.5 ms.
     vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
     with vmap.vmap_increment_nesting(size, "error") as level:
         lifted = [_functorch._add_batch_dim(leaf, 0, level) for leaf in given]

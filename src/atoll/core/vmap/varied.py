@@ -1,9 +1,9 @@
-"""Hyper-parameters of which every run of a sweep has its own value.
+"""Hyper-parameters that differ between the runs of a sweep.
 
-Runs that differ only in numbers are one program: `vmap` over the runs carries the numbers as it
-carries models. A `Varied` replaces a number. Arithmetic with it rounds as with a Python number and
-never decides a tensor's type, and a question that all runs answer alike has that answer. Different
-answers, and a use that needs one plain number, raise `Undecided`.
+Runs that differ only in numbers are one program: `vmap` over the runs carries the numbers in the
+same way as models. A `Varied` replaces a number. Arithmetic with it rounds as with a Python number
+and does not change a tensor's dtype. A comparison returns the answer that all runs share. If the
+answers differ, or code needs one plain number, `Undecided` is raised.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class Undecided(Exception):
-    """Why runs with different hyper-parameters cannot be one program."""
+    """The reason why runs with different hyper-parameters cannot be one program."""
 
 
 Operand = object  # a number, a tensor, or another `Varied`
-Result = Any  # a Varied, a tensor, or a truth value: no checker can tell which
+Result = Any  # a Varied, a tensor, or a boolean: no type checker can decide which
 Args = tuple[object, ...]
 Kwargs = dict[str, object] | None
 Operator = Callable[["Varied", Operand], Result]
@@ -42,7 +42,7 @@ def _question(op: Callable[[Any, Any], bool]) -> Operator:
 
 
 class Varied:
-    """A number of each run: its name, all values, and this run's under the `vmap` over the runs."""
+    """A number per run: name, all values, and the current value under `vmap` over the runs."""
 
     def __init__(self, name: str, values: Sequence[float], tensor: Tensor) -> None:
         self.name, self.values, self._tensor = name, tuple(values), tensor
@@ -50,20 +50,20 @@ class Varied:
 
     @property
     def tensor(self) -> Tensor:
-        """This run's number, a float64 scalar."""
+        """This run's number as a float64 scalar."""
         if self._level not in [x.level() for x in _functorch.get_interpreter_stack() or []]:
             raise Undecided(f"an operation takes {self.name} as a constant")
         return self._tensor
 
     def to(self, dtype: torch.dtype) -> Tensor:
-        """This run's number, rounded."""
+        """This run's number in another dtype."""
         return self.tensor.to(dtype)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Result], types: object, args: Args = (), kwargs: Kwargs = None
     ) -> Result:
-        # Torch calls this instead of an operation that has a Varied among its arguments.
+        # Torch calls this for every operation that has a Varied among its arguments.
         flat, spec = pytree.tree_flatten((args, kwargs or {}))
         beside = [leaf.dtype for leaf in flat if isinstance(leaf, Tensor)]
         floats = [dtype for dtype in beside if dtype.is_floating_point]
@@ -73,7 +73,7 @@ class Varied:
         return func(*args, **kwargs)
 
     def _apply(self, op: Callable[[Any, Any], Result], one: Any, two: Any) -> Result:
-        """An operation on two numbers, or on a number and a tensor."""
+        """Apply an operation to two numbers, or to a number and a tensor."""
         if isinstance(one, Tensor) or isinstance(two, Tensor):
             other = one if isinstance(one, Tensor) else two
             dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
@@ -86,7 +86,7 @@ class Varied:
         return part.values if isinstance(part, Varied) else [part] * len(self.values)
 
     def _ask(self, question: Callable[[Any, Any], bool], other: Operand) -> Result:
-        """What all runs answer; elementwise beside a tensor."""
+        """Return the answer that all runs share. The answer is elementwise for a tensor."""
         if isinstance(other, Tensor):
             return self._apply(question, self, other)
         answers = {question(a, b) for a, b in zip(self.values, self._each(other), strict=True)}
@@ -111,7 +111,7 @@ class Varied:
         return bool(self._ask(operator.ne, 0))
 
     def __hash__(self) -> int:
-        # What a cache would keep is a tensor of this `vmap`, and of no use to the next one.
+        # A cache would store a tensor of this `vmap`, which the next `vmap` cannot use.
         raise Undecided(f"{self.name} is part of a key")
 
     def _needs_one(self, *_: object) -> NoReturn:
@@ -125,12 +125,12 @@ class Varied:
 
 
 def is_zero(number: float | Varied) -> bool:
-    """Whether a number is zero, in all runs: then what it is multiplied with is not needed."""
+    """Whether a number is zero in all runs, so that its product can be skipped."""
     return not any(number.values) if isinstance(number, Varied) else not number
 
 
 def scalar(number: float | Varied, like: Tensor) -> Tensor:
-    """A number as a float64 scalar on a tensor's device, filled in there: a copy would wait."""
+    """A number as a float64 scalar on a tensor's device. Fill it there: a copy would wait."""
     if isinstance(number, Varied):
         return number.tensor
     return torch.full((), number, dtype=torch.float64, device=like.device)
@@ -138,18 +138,18 @@ def scalar(number: float | Varied, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Points(Generic[T]):
-    """Objects that differ in the numbers at some paths of fields; a row of values for each."""
+    """Objects that differ in numbers at some paths of fields, with one row of values each."""
 
     first: T
     paths: tuple[tuple[str, ...], ...]
     values: tuple[tuple[float, ...], ...]
 
     def tensor(self, device: torch.device) -> Tensor | None:
-        """All numbers, (objects, numbers) float64; None if there are none."""
+        """The differing numbers, (objects, numbers) float64, or None if the objects are equal."""
         return torch.tensor(self.values, dtype=torch.float64, device=device) if self.paths else None
 
     def at(self, row: Tensor | None) -> T:
-        """The object of a row of `tensor`, under the `vmap` over its rows."""
+        """Return the object of a row of `tensor`, under `vmap` over its rows."""
         made = self.first
         for column, path in enumerate(self.paths):
             assert row is not None
@@ -159,8 +159,8 @@ class Points(Generic[T]):
 
 
 def points(objects: Sequence[T]) -> Points[T]:
-    """How nested dataclasses of one kind differ in numbers; `Undecided` if in anything else."""
-    # Whole numbers count as different kinds: they are widths and numbers of steps.
+    """Find the numbers in which nested dataclasses differ. Raise `Undecided` for the rest."""
+    # Integers must be equal, because they are widths and numbers of steps.
     paths = tuple(_differences(objects, ()))
     numbers = [[operator.attrgetter(".".join(path))(one) for path in paths] for one in objects]
     return Points(objects[0], paths, tuple(tuple(map(float, row)) for row in numbers))
@@ -183,8 +183,8 @@ def _differences(objects: Sequence[object], path: tuple[str, ...]) -> list[tuple
 
 
 def _with(part: T, path: Sequence[str], value: Varied) -> T:
-    """A copy with another value at a path."""
-    # Not by `dataclasses.replace`: what `__post_init__` checks was checked for each run's numbers.
+    """Copy a dataclass with another value at a path."""
+    # Not `dataclasses.replace`, because `__post_init__` has checked each run's numbers already.
     made = object.__new__(type(part))
     for field in fields(part):  # type: ignore[arg-type]  # a path leads through dataclasses
         given = getattr(part, field.name)

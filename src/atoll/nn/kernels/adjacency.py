@@ -1,10 +1,10 @@
-"""The normalised adjacency of a small graph in one kernel on a GPU.
+"""The normalised adjacency of a small graph in one GPU kernel.
 
-Torch's operations need a hundred launches for it, two of them sorts, which cost more than anything
-that a pseudo graph of a hundred nodes is used for. Here every entry finds its place by counting the
+Torch's operations need a hundred launches for it, two of them sorts. These cost more than all other
+work on a pseudo graph of a hundred nodes. Here every entry finds its position by counting the
 entries before it, which is cheap for few entries and needs no second launch.
 
-Only for CUDA, and only where Triton is installed, which every GPU build of torch brings along.
+The kernel needs CUDA and Triton, which every GPU build of torch installs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.core.graph import Sparse
 
 FEW = 4096
-"""Most entries, edges and nodes together; beyond, counting costs more than sorting."""
+"""Largest number of edges plus nodes. For more, counting costs more than sorting."""
 
 
 def gcn(edges: Tensor, weight: Tensor, nodes: int) -> Sparse:
@@ -36,7 +36,7 @@ def gcn(edges: Tensor, weight: Tensor, nodes: int) -> Sparse:
 
 @triton.jit
 def _ends(edges, number, count, total):
-    """Source and target of some entries: the edges, then a self-loop for each node."""
+    """Source and target of a block of entries: the edges, then a self-loop for each node."""
     inside = number < count
     source = tl.load(edges + number, mask=inside, other=0).to(tl.int32)
     target = tl.load(edges + count + number, mask=inside, other=0).to(tl.int32)
@@ -46,7 +46,7 @@ def _ends(edges, number, count, total):
 
 @triton.jit
 def _before(first, second, number, other_first, other_second, other_number, nodes):
-    """Which of the others, (SOME, MANY), stand before each entry."""
+    """Whether each other entry precedes each own entry, (SOME, MANY)."""
     own, other = first * nodes + second, other_first * nodes + other_second
     earlier = other_number[None, :] < number[:, None]
     return (other[None, :] < own[:, None]) | ((other[None, :] == own[:, None]) & earlier)
@@ -69,10 +69,10 @@ def _gcn(
     SOME: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """Some entries, and as many nodes."""
+    """Process a block of entries, and as many nodes."""
     number, total = tl.program_id(0) * SOME + tl.arange(0, SOME), count + nodes
     source, target, here = _ends(edges, number, count, total)
-    # The degrees of both ends, and the last self-loop of the data at each.
+    # The degrees of both ends, and the last self-loop of the data at each end.
     at_source, at_target = tl.zeros((SOME, MANY), tl.float32), tl.zeros((SOME, MANY), tl.float32)
     loops_s, loops_t = tl.full((SOME, MANY), -1, tl.int32), tl.full((SOME, MANY), -1, tl.int32)
     for first in range(0, count, MANY):
@@ -94,7 +94,7 @@ def _gcn(
     value = tl.where(number < count, plain, own_target)
     value *= tl.where(by_source > 0, 1.0 / tl.sqrt(tl.where(by_source > 0, by_source, 1.0)), 0.0)
     value *= tl.where(by_target > 0, 1.0 / tl.sqrt(tl.where(by_target > 0, by_target, 1.0)), 0.0)
-    # The place of each entry by row, and by column; for a node, the entries before its own.
+    # The position of each entry by row and by column; for a node, the number of entries before.
     before, t_before = tl.zeros((SOME, MANY), tl.int32), tl.zeros((SOME, MANY), tl.int32)
     above, t_above = tl.zeros((SOME, MANY), tl.int32), tl.zeros((SOME, MANY), tl.int32)
     for first in range(0, total, MANY):

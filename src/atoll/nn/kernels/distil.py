@@ -1,8 +1,7 @@
-"""Losses of FedTAD's pseudo graphs on a GPU, each with its gradient in one kernel.
+"""Losses on FedTAD's pseudo graphs, each with its gradient in one GPU kernel.
 
-The graphs have a hundred nodes, so that torch's operations cost their launches and little else.
-Tensors are float32. Only for CUDA, and only where Triton is installed, which every GPU build of
-torch brings along.
+The graphs have a hundred nodes, so the launches of torch's operations dominate their cost. Tensors
+are float32. The kernels need CUDA and Triton, which every GPU build of torch installs.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 AGREE = tl.constexpr(1e-6)
-"""Where student and teacher differ by no more, the sign of a rounding error must not train."""
+"""Smaller differences of student and teacher count as zero: rounding must not train."""
 
 
 def l1_gaps(student: Tensor, taught: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`fedtad.divergence` by "l1": Σ_k Σ_i weight_ki mean_c |gap|, and its gradient, (B, C)."""
+    """`fedtad.divergence` with "l1": Σ_k Σ_i weight_ki mean_c |gap|, and its gradient, (B, C)."""
     (teachers, nodes, classes), rows = taught.shape, 8
     slope, parts = student.new_empty(nodes, classes), student.new_empty(triton.cdiv(nodes, rows))
     given = (student.contiguous(), taught.contiguous(), weight.contiguous(), slope, parts)
     wide = triton.next_power_of_2(classes)
-    # As many teachers at once as the registers hold.
+    # Process as many teachers at once as the registers hold.
     tiles = {"ROWS": rows, "WIDE": wide, "MANY": max(1, min(16, 4096 // (rows * wide)))}
     _l1_gaps[(len(parts),)](*given, teachers, nodes, classes, **tiles, num_warps=4)
     return parts.sum(), slope
@@ -50,7 +49,7 @@ def _l1_gaps(
     WIDE: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """Some nodes, and all their teachers."""
+    """Process a block of nodes, and all their teachers."""
     node, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
     place = node[:, None] * classes + c[None, :]
     there = (node[:, None] < nodes) & (c[None, :] < classes)
@@ -75,7 +74,7 @@ def _l1_gaps(
 
 @triton.jit(do_not_specialize=["rows"])
 def _half_gaps(x, weight, half, rows, width, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Some rows and some columns, against all rows."""
+    """Process a block of rows and columns, against all rows."""
     i, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDE
     d += tl.arange(0, WIDE)
     place = i.to(tl.int64)[:, None] * width + d[None, :]
@@ -83,7 +82,7 @@ def _half_gaps(x, weight, half, rows, width, ROWS: tl.constexpr, WIDE: tl.conste
     own = tl.load(x + place, mask=there, other=0.0)
     total = tl.zeros((ROWS, WIDE), tl.float32)
     for first in range(0, rows, 8):
-        for more in tl.static_range(8):  # that many loads are under way at once
+        for more in tl.static_range(8):  # start eight loads at once
             j = first + more
             other = tl.load(x + j * width + d, mask=(d < width) & (j < rows), other=0.0)[None, :]
             by = tl.load(weight + i * rows + j, mask=(i < rows) & (j < rows), other=0.0)[:, None]

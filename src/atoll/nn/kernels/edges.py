@@ -1,10 +1,10 @@
 """The entries of a graph convolution with weighted edges on a GPU, and their gradient.
 
-    v_e = s_r s_c w_e,   s = (Σ_e w_e over the row)^-1/2,   w_e = 1 for a self-loop, 0 for padding
-    ∂L/∂w_e = s_r s_c g_e - s_r² (Σ v g over row r + Σ v g over column r) / 2,   g_e = ∂L/∂v_e
+    v_e = s_r s_c w_e,   s = (Σ_e w_e over the row)^-1/2,   w_e = 1 for a self-loop, 0 for padding.
+    ∂L/∂w_e = s_r s_c g_e - s_r² (Σ v g over row r + Σ v g over column r) / 2,   g_e = ∂L/∂v_e.
 
-A matrix is the tensors of a `Sparse` that `edges.MATRIX` names. Tensors are float32, indices int32.
-Only for CUDA, and only where Triton is installed, which every GPU build of torch brings along.
+A matrix is given as the tensors of a `Sparse` that `edges.MATRIX` names. Tensors are float32,
+indices int32. The kernels need CUDA and Triton, which every GPU build of torch installs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LEAST = tl.constexpr(1e-12)  # the degree that a node without entries counts as
+LEAST = tl.constexpr(1e-12)  # degree of a node without entries
 FEW = tl.constexpr(16)  # entries of a node that are read at once
-MANY = tl.constexpr(512)  # of one that has more: the last node of a stack has all its padding
-NODES = 8  # nodes that one program works on
-TILE = 512  # entries that one program works on
+MANY = tl.constexpr(512)  # the same for longer rows: the last node of a stack has all padding
+NODES = 8  # nodes per program
+TILE = 512  # entries per program
 
 
 def normalised(weight: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The entries v by row and by column, (E,) each, and s, (N,)."""
+    """Return the entries v by row and by column, (E,) each, and s, (N,)."""
     weight, offsets, *ends, values, _, t_order = (t.contiguous() for t in (weight, *matrix))
     nodes, entries = len(offsets), len(weight)
     scale, out, t_out = (weight.new_empty(size) for size in (nodes, entries, entries))
@@ -33,7 +33,7 @@ def normalised(weight: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def normalised_back(grad: Tensor, found: Tensor, scale: Tensor, *matrix: Tensor) -> Tensor:
-    """The gradient by the weights, from that by `found`, the entries by row."""
+    """Gradient by the edge weights, given the gradient by `found`. Entries are in row order."""
     grad, offsets, *ends, values, t_offsets, t_order = (t.contiguous() for t in (grad, *matrix))
     nodes, entries = len(offsets), len(found)
     by_degree, out = grad.new_empty(nodes), grad.new_empty(entries)
@@ -46,7 +46,7 @@ def normalised_back(grad: Tensor, found: Tensor, scale: Tensor, *matrix: Tensor)
 
 @triton.jit
 def _weight(weight, values, columns, rows, entry, there):
-    """The weights of some entries, and their ends."""
+    """Return the weights of a block of entries, and their ends."""
     row = tl.load(rows + entry, mask=there, other=0)
     column = tl.load(columns + entry, mask=there, other=0)
     given = tl.load(weight + entry, mask=there, other=0.0)
@@ -56,7 +56,7 @@ def _weight(weight, values, columns, rows, entry, there):
 
 @triton.jit
 def _terms(one, other, columns, rows, place, end, KIND: tl.constexpr):
-    """Of some entries: weights (0), products (1), or products at `columns` of them (2)."""
+    """Terms of a block of entries: weights (0), products (1), or products at `columns` (2)."""
     there = place < end[:, None]
     if KIND == 0:
         found, _, _ = _weight(one, other, columns, rows, place, there)
@@ -70,7 +70,7 @@ def _terms(one, other, columns, rows, place, end, KIND: tl.constexpr):
 
 @triton.jit
 def _sums(one, other, columns, rows, offsets, node, nodes, entries, KIND: tl.constexpr):
-    """The terms of some nodes' entries, summed."""
+    """Sum the terms of the entries of a block of nodes."""
     first = tl.load(offsets + node, mask=node < nodes, other=entries)
     end = tl.load(offsets + node + 1, mask=node + 1 < nodes, other=entries)
     place = first[:, None] + tl.arange(0, FEW)[None, :]
@@ -85,7 +85,7 @@ def _sums(one, other, columns, rows, offsets, node, nodes, entries, KIND: tl.con
 
 @triton.jit(do_not_specialize=["nodes", "entries"])
 def _scale(weight, values, columns, rows, offsets, scale, nodes, entries, NODES: tl.constexpr):
-    """Some nodes."""
+    """Process a block of nodes."""
     node = tl.program_id(0) * NODES + tl.arange(0, NODES)
     degree = _sums(weight, values, columns, rows, offsets, node, nodes, entries, 0)
     tl.store(scale + node, 1.0 / tl.sqrt(tl.maximum(degree, LEAST)), mask=node < nodes)
@@ -102,7 +102,7 @@ def _scaled(weight, values, columns, rows, scale, entry, there):
 def _entries(
     weight, values, columns, rows, t_order, scale, out, t_out, entries, TILE: tl.constexpr
 ):
-    """Some entries by row, and as many by column."""
+    """Process a block of entries by row, and as many by column."""
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     there = place < entries
     by_row = _scaled(weight, values, columns, rows, scale, place, there)
@@ -116,7 +116,7 @@ def _entries(
 def _by_degree(
     grad, found, offsets, t_offsets, t_order, scale, out, nodes, entries, NODES: tl.constexpr
 ):
-    """Some nodes: what a larger degree changes."""
+    """For a block of nodes: the gradient by the degree."""
     node = tl.program_id(0) * NODES + tl.arange(0, NODES)
     total = _sums(grad, found, t_order, t_order, offsets, node, nodes, entries, 1)
     total += _sums(grad, found, t_order, t_order, t_offsets, node, nodes, entries, 2)
@@ -126,7 +126,7 @@ def _by_degree(
 
 @triton.jit(do_not_specialize=["entries"])
 def _entries_back(grad, values, columns, rows, scale, by_degree, out, entries, TILE: tl.constexpr):
-    """Some entries by row."""
+    """Process a block of entries by row."""
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     there = place < entries
     found, row, column = _weight(grad, values, columns, rows, place, there)

@@ -1,12 +1,12 @@
-"""All routing passes of a layer of `disengcn` in one kernel on a GPU, and its gradient in two.
+"""All routing passes of a layer of `disengcn` in one GPU kernel, and its gradient in two.
 
-Made of torch's operations a pass reads every neighbour's row three times forwards and six times
-backwards, which is all that it costs. Here one program works for one node, because a pass reads
-nothing of other nodes that an earlier pass has changed. It keeps the node's own row in registers
-and reads its neighbours several at a time: one after the other they would only wait for memory.
+With torch's operations a pass reads every neighbour's row three times in the forward direction and
+six times backwards, and these reads dominate its cost. Here one program processes one node, because
+a pass does not depend on other nodes' results of earlier passes. It keeps the node's own row in
+registers and reads several neighbours at a time, because single reads would wait for memory.
 
-Per-node tensors are (N, K, hidden) and contiguous, per-edge tensors (T, K, E), all float32. Only
-for CUDA, and only where Triton is installed, which every GPU build of torch brings along.
+Per-node tensors are (N, K, hidden) and contiguous, per-edge tensors (T, K, E), all float32. The
+kernels need CUDA and Triton, which every GPU build of torch installs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor
 
 NOWHERE = tl.constexpr(1e-12)  # length below which a row has no direction
 FEW = 32
-"""Entries of a node up to which a small program works for it.
+"""Largest number of entries of a node that a small program processes.
 
-Many small programs run at once on one multiprocessor, which large ones fill alone. But a small one
-would take as long for the few nodes with many neighbours as all the others take together.
+Many small programs run at once on one multiprocessor, while one large program fills it. But a small
+program would take as long for the few nodes with many neighbours as for all other nodes together.
 """
 
 
 def route(x: Tensor, matrix: Sequence[Tensor], iterations: int) -> tuple[Tensor, Tensor]:
-    """All passes: the last u, (N, K, hidden), and the shares of every pass, (T, K, E).
+    """Run all passes. Return the last u, (N, K, hidden), and all shares, (T, K, E).
 
-    The matrix is the tensors of a `Sparse` that `disengcn.MATRIX` names.
+    The matrix is given as the tensors of a `Sparse` that `disengcn.MATRIX` names.
     """
     offsets, columns, _, values, *_ = matrix
     start, _ = _units(x)
-    # Padding keeps its zeros.
+    # Padding stays zero.
     shares, last = x.new_zeros(iterations, x.shape[1], len(columns)), torch.empty_like(start)
     edges, counts = (offsets, columns, values), (len(columns), iterations)
     _launch(_forward, x, start, last, shares, *edges, *counts)
@@ -43,7 +43,7 @@ def route(x: Tensor, matrix: Sequence[Tensor], iterations: int) -> tuple[Tensor,
 
 
 def route_back(grad: Tensor, x: Tensor, shares: Tensor, matrix: Sequence[Tensor]) -> Tensor:
-    """The gradient by x, from that by the last u."""
+    """Gradient by x, given the gradient by the last u."""
     offsets, columns, _, values, t_offsets, t_columns, t_order = matrix
     start, scale = _units(x)
     own, out, by_score = torch.empty_like(start), torch.empty_like(start), torch.zeros_like(shares)
@@ -57,7 +57,7 @@ def route_back(grad: Tensor, x: Tensor, shares: Tensor, matrix: Sequence[Tensor]
 
 
 def _units(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of length one, and the factors that made them so, (N, K)."""
+    """Normalise rows to length one. Return the rows and their scale factors, (N, K)."""
     x = x.contiguous()
     unit, scale = torch.empty_like(x), x.new_empty(x.shape[:2])
     sizes = _sizes(x, 1)
@@ -67,13 +67,13 @@ def _units(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _launch(kernel: Any, x: Tensor, *args: Tensor | int) -> None:
-    """Small programs for the nodes with few entries, then large ones for those with many."""
+    """Run small programs for nodes with few entries, then large programs for the others."""
     kernel[(len(x),)](*args, LEAST=-1, MOST=FEW, **_sizes(x, 1024))
     kernel[(len(x),)](*args, LEAST=FEW, MOST=1 << 30, **_sizes(x, 8192))
 
 
 def _sizes(x: Tensor, tile: int) -> dict[str, int]:
-    """Of programs that hold about so many numbers of neighbours' rows at once."""
+    """Sizes of programs that hold about `tile` numbers of neighbours' rows at once."""
     _, factors, hidden = x.shape
     k_wide, h_wide = triton.next_power_of_2(factors), triton.next_power_of_2(hidden)
     edges = max(1, tile // (k_wide * h_wide))
@@ -82,12 +82,12 @@ def _sizes(x: Tensor, tile: int) -> dict[str, int]:
     return {"K": factors, "H": hidden, **wide}
 
 
-_PLAIN = ["entries", "passes"]  # numbers for which no kernel of their own is compiled
+_PLAIN = ["entries", "passes"]  # numbers for which no separate kernel is compiled
 
 
 @triton.jit
 def _place(node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr):
-    """Where the row of a node lies, (K_WIDE, H_WIDE), and which of that is there."""
+    """Addresses of a node's row, (K_WIDE, H_WIDE), and a mask of the valid ones."""
     k, j = tl.arange(0, K_WIDE), tl.arange(0, H_WIDE)
     place = node.to(tl.int64) * (K * H) + k[:, None] * H + j[None, :]
     return place, (k[:, None] < K) & (j[None, :] < H)
@@ -97,14 +97,14 @@ def _place(node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE:
 def _rows(
     rows, nodes, are, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
 ):
-    """The rows of some nodes, (EDGES, K_WIDE, H_WIDE), zero where none is."""
+    """The rows of a block of nodes, (EDGES, K_WIDE, H_WIDE), with zeros for masked nodes."""
     place, there = _place(nodes[:, None, None], K, H, K_WIDE, H_WIDE)
     return tl.load(rows + place, mask=there & are[:, None, None], other=0.0)
 
 
 @triton.jit
 def _at_edges(edge, are, number, entries, K: tl.constexpr, K_WIDE: tl.constexpr):
-    """Where the numbers of some edges in a pass lie, (EDGES, K_WIDE), and which are there."""
+    """Addresses of the numbers of a block of edges in a pass, (EDGES, K_WIDE), and a mask."""
     k = tl.arange(0, K_WIDE)
     place = (number * K + k).to(tl.int64)[None, :] * entries + edge[:, None]
     return place, (k < K)[None, :] & are[:, None]
@@ -119,14 +119,14 @@ def _span(starts, node, entries):
 
 @triton.jit
 def _unit(total):
-    """The factor that makes rows unit vectors; zero for a row without a direction."""
+    """The factor that makes rows unit vectors. Zero for a row of length zero."""
     length = tl.sqrt(tl.sum(total * total, axis=1))
     return tl.where(length > NOWHERE, 1.0 / length, 0.0)
 
 
 @triton.jit
 def _across(grad, unit, scale):
-    """The gradient by a row, given that by `unit`, the row times `scale`."""
+    """The gradient by a row, given the gradient by `unit`, the row times `scale`."""
     return (grad - unit * tl.sum(unit * grad, axis=1)[:, None]) * scale[:, None]
 
 
@@ -167,7 +167,7 @@ def _forward(
     k = tl.arange(0, K_WIDE)
     own = tl.load(start + place, mask=there, other=0.0)
     begin, end = _span(starts, node, entries)
-    # Padding stands last in a row, and most of it in rows that have nothing else.
+    # Padding is at the end of a row, and mostly in rows without other entries.
     end = tl.where(tl.load(values + begin, mask=begin < end, other=0.0) != 0, end, begin)
     if (end - begin <= LEAST) | (end - begin > MOST):
         return
@@ -213,7 +213,7 @@ def _backward(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """From the last pass to the first, at its targets; the u before each is made once more."""
+    """From the last pass to the first, at the targets. The u before each is recomputed."""
     node, nodes = tl.program_id(0), tl.num_programs(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     own = tl.load(start + place, mask=there, other=0.0)
@@ -223,7 +223,7 @@ def _backward(
     if (end - begin <= LEAST) | (end - begin > MOST):
         return
     summed, by_total = tl.zeros_like(own), tl.zeros_like(own)
-    # The first turn only makes the last u.
+    # The first iteration only computes the last u.
     for back in range(passes + 1):
         number = passes - back
         total = tl.zeros((EDGES, K_WIDE, H_WIDE), tl.float32)
@@ -279,7 +279,7 @@ def _to_sources(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """All passes back, at their sources: always summed in the same order, not by atomics."""
+    """All passes backwards, at the sources: sums in a fixed order, without atomics."""
     node, nodes = tl.program_id(0), tl.num_programs(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     k = tl.arange(0, K_WIDE)

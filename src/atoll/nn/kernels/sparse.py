@@ -1,11 +1,11 @@
 """Sparse products on a GPU: sums over bags of rows, and inner products of pairs of rows.
 
-Torch's `embedding_bag` gives a thread a whole bag, and the padding of a stacked matrix is one bag
-of thousands. Here a program works on several bags and reads many entries of each at once, steps
-over padding, and always sums in the same order.
+Torch's `embedding_bag` gives one thread a whole bag, and the padding of a stacked matrix is one bag
+of thousands of entries. Here a program processes several bags, reads many entries of each at once,
+skips padding, and always sums in the same order.
 
-Tensors are float32 and contiguous, indices int32. Only for CUDA, and only where Triton is
-installed, which every GPU build of torch brings along.
+Tensors are float32 and contiguous, indices int32. The kernels need CUDA and Triton, which every GPU
+build of torch installs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 64  # most columns that one program works on
+COLUMNS = 64  # largest number of columns per program
 AT_ONCE = 8  # entries of a bag that are read at once
-UNROLLED = tl.constexpr(4)  # how many times as many of a bag that is longer
-AHEAD = 512  # entries among which a program looks for anything but padding
-NARROW = 16  # columns up to which a program takes two bags
-TILE = 2048  # numbers that one program reads at once, of other kernels
+UNROLLED = tl.constexpr(4)  # factor of `AT_ONCE` for longer bags
+AHEAD = 512  # entries that a program checks for padding at once
+NARROW = 16  # up to this number of columns, a program processes two bags
+TILE = 2048  # numbers that one program reads at once, in the other kernels
 
 
 def bags(
@@ -30,11 +30,11 @@ def bags(
     bias: Tensor | None = None,
     shared: bool = False,
 ) -> Tensor:
-    """As `ops.bags`; bias, (B, columns), is added to the rows of each of B equal blocks.
+    """`ops.bags` on a GPU. A bias, (B, columns), is added to the rows of each of B equal blocks.
 
-    Cora, ten clients, one seed and ten on an H200, microseconds: X W with 64 columns 5.7 and 37,
-    its transpose 14.7 and 106, A H 6.2 and 22; 7 columns 4.3 and 13. More bags or warps for a
-    program are slower.
+    Microseconds for Cora, ten clients, one seed and ten seeds, on an H200: X W with 64 columns
+    5.7 and 37, its transpose 14.7 and 106, A H 6.2 and 22; 7 columns 4.3 and 13. More bags or
+    warps per program are slower.
     """
     rows, columns, entries = offsets.shape[0], dense.shape[1], index.shape[0]
     out = dense.new_empty(rows, columns)
@@ -52,7 +52,7 @@ def bags(
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """The sums of x, (B, N, columns), over the rows of each block: (B, columns)."""
+    """Sum x, (B, N, columns), over the rows of each block. Shape (B, columns)."""
     blocks, height, columns = x.shape
     out = x.new_empty(blocks, columns)
     wide = min(16, triton.next_power_of_2(columns))
@@ -62,7 +62,7 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def entry_dots(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """For each entry the inner product of a[row] and b[column]."""
+    """Inner product of a[row] and b[column] for each entry."""
     entries, width = rows.shape[0], a.shape[1]
     out = a.new_empty(entries)
     wide = min(COLUMNS, triton.next_power_of_2(width))
@@ -86,7 +86,7 @@ def _terms(
     WEIGHTED: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Entries of some bags, (ROWS, AT_ONCE), times their rows: (ROWS, AT_ONCE, WIDE)."""
+    """Entries of a block of bags, (ROWS, AT_ONCE), times their rows: (ROWS, AT_ONCE, WIDE)."""
     there = place < end[:, None]
     row = tl.load(index + place, mask=there, other=0)
     if SHARED:
@@ -119,7 +119,7 @@ def _bags(
     WIDE: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """Some bags, and some of the columns."""
+    """Process a block of bags and of columns."""
     bag = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     e = tl.arange(0, AT_ONCE)
@@ -153,7 +153,7 @@ def _bags(
 
 @triton.jit(do_not_specialize=["height"])
 def _column_sums(x, out, height, columns, TALL: tl.constexpr, WIDE: tl.constexpr):
-    """Some columns of one block."""
+    """Process a block of columns of one block of rows."""
     block = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     total = tl.zeros((TALL, WIDE), tl.float32)
@@ -169,7 +169,7 @@ def _column_sums(x, out, height, columns, TALL: tl.constexpr, WIDE: tl.constexpr
 def _entry_dots(
     a, b, rows, columns, out, entries, width, WIDE: tl.constexpr, AT_ONCE: tl.constexpr
 ):
-    """Some entries, along their whole rows."""
+    """Process a block of entries, along their whole rows."""
     entry = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     there = entry < entries
     left = tl.load(rows + entry, mask=there, other=0).to(tl.int64)[:, None] * width
