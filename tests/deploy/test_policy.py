@@ -244,6 +244,18 @@ def test_a_server_fills_no_disk_with_bytes(tmp_path):
     assert not (site.folder / "runs" / "b-0").exists()
 
 
+def test_private_states_count_as_kept_bytes(tmp_path):
+    site = make_site(tmp_path, Policy(kept_bytes=4_000))
+    assert begin(site, dp=None, rounds=9).head == {}
+    reasons = []
+    for number in range(9):
+        state = number - 1 if number else -2
+        reasons.append(ask(site, model_for(site), round=number, state=state).head.get("reason"))
+    refused = next(reason for reason in reasons if reason)
+    assert reasons[0] is None
+    assert "keeps 4000 bytes, and they are used up" in refused
+
+
 def test_the_bytes_of_all_seeds_of_a_run_count(tmp_path):
     site = make_site(tmp_path, Policy(run_bytes=2_500))
     found = []
