@@ -212,8 +212,8 @@ def test_sets_of_graphs_have_defaults_of_their_own() -> None:
         ({"task": "graph"}, "task is graph, but 'lagoon' has nodes to classify; remove --task"),
         ({"task": "node", "data": "NCI1"}, "task is node, but 'NCI1' has graphs to classify"),
         ({"task": "edge"}, "unknown task 'edge'"),
-        ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; leave "
-         "it out"),
+        ({"batch_size": 5}, "batch_size is for sets of graphs, but 'lagoon' is one graph; remove "
+         "it"),
         ({"batch_size": -1, "data": "NCI1"}, "batch_size is -1; give 0 (all at once) or a number "
          "of graphs"),
     ],
