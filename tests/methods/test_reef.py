@@ -23,7 +23,7 @@ NET = Duo(FEATURES, CLASSES, hidden=4)
 class Sum(FedProx):
     """FedProx on the same network with Reef's loss."""
 
-    loss = Reef.loss
+    loss, teach = Reef.loss, 0.3
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -31,6 +31,33 @@ def test_the_models_are_those_of_fedprox(engine):
     ours = run(Reef(NET, mu=0.3), engine)
     theirs = run(Sum(NET, mu=0.3), engine)
     assert all(map(torch.equal, leaves(ours.server), leaves(theirs.server)))
+
+
+def test_the_networks_learn_from_their_common_prediction():
+    graph = with_views(small_federation().graphs[0], NET.views)
+    params = NET.init(make_key(1))
+    first, second = (torch.softmax(x, -1) for x in NET.each(params, graph))
+    mean = (first + second) / 2
+    real = graph.real.bool()
+    crossed = [-(mean * p.log()).sum(-1)[real].mean() for p in (first, second)]
+    with_it, without = (Reef(NET, teach=t).loss(params, graph, None) for t in (0.5, 0.0))
+    torch.testing.assert_close(with_it - without, 0.5 * sum(crossed))
+
+
+def test_the_common_prediction_is_held_fixed():
+    """Its slope at equal networks is zero: they already agree."""
+    graph = with_views(small_federation().graphs[0], NET.views)
+    logits = torch.randn(graph.num_nodes, CLASSES, requires_grad=True)
+
+    class Same(Duo):
+        def each(self, params, graph, key=None):
+            return [logits, logits]
+
+    slopes = []
+    for teach in (0.0, 0.5):
+        loss = Reef(Same(FEATURES, CLASSES, hidden=4), teach=teach).loss(None, graph, None)
+        slopes.append(torch.autograd.grad(loss, logits)[0])
+    torch.testing.assert_close(slopes[0], slopes[1])
 
 
 def test_scores_are_log_likelihoods_of_validation_nodes():

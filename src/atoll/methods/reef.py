@@ -1,15 +1,17 @@
-"""Reef: two networks that look differently at neighbours, averaged, and weighed by each client.
+"""Reef: two networks that see neighbours differently teach each other, and each client weighs them.
 
-    θ_i <- fit of Σ_b CE(f_b(θ_b)) with the pull μ (θ - θ̄);   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
-    client i predicts  Σ_b w_ib softmax(f_b(θ̄_b))
+    θ_i <- fit of Σ_b [CE(f_b) + λ H(p̄, p_b)] with the pull μ (θ - θ̄);   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
+    client i predicts  Σ_b w_ib p_b,   p_b = softmax(f_b(θ̄_b)),   p̄ = mean of p_b, held fixed
 
-Branches b are a GCN and a residual network (`net=duo`). A client weighs three settings, the GCN,
-the residual network and the mean of both, by the likelihood of the client's validation nodes.
+The branches b are a GCN and a residual network (`net=duo`). H(p̄, p_b) is the cross entropy over all
+nodes of the client: on nodes without a label the networks learn from their common prediction (deep
+mutual learning, Zhang et al., 2018). A client weighs three settings by the likelihood of its
+validation nodes: the GCN, the residual network, and the mean of both.
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments, and the score of every setting.
 Floats per client and round: 2P + 1 for P parameters of both networks.
-Departures from the reference code: there is none; the method is Atoll's own.
+Departures from the reference code: none, because the method is Atoll's own.
 """
 
 import math
@@ -33,7 +35,7 @@ from atoll.nn.residual import Duo
 
 @record
 class Kept(KeepsPrivate):
-    """What a client keeps between rounds."""
+    """The private state of a client."""
 
     own: Private
     scores: Tensor  # log-likelihood of the validation nodes: first, second, both, (3,)
@@ -41,25 +43,30 @@ class Kept(KeepsPrivate):
 
 @dataclass(frozen=True)
 class Reef(Averaging):
-    """Two averaged networks, and a choice between them at every client."""
+    """Two averaged networks that teach each other, and a choice between them at every client."""
 
     net: Duo
     mu: Annotated[NonNegative, "μ: weight of the pull towards the received model"] = 0.1
+    teach: Annotated[NonNegative, "λ: weight of the networks' common prediction in the loss"] = 0.3
     memory: Annotated[Share, "share of a setting's earlier scores in its score"] = 0.8
     sharpness: Annotated[NonNegative, "weight of a validation node in the choice"] = 1.0
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    space = USUAL | {"mu": Real(1e-2, 1, log=True)}
+    space = USUAL | {"mu": Real(1e-2, 1, log=True), "teach": Real(0, 1)}
     nets = ("duo",)
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"
     paper = "no paper: Atoll's own method"
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        first, second = self.net.each(params, graph, key)
-        return graph.task.loss(first, graph) + graph.task.loss(second, graph)
+        logits = self.net.each(params, graph, key)
+        logs = [functional.log_softmax(one, -1) for one in logits]
+        common = torch.softmax(torch.logaddexp(*logs).detach(), -1)
+        apart = -(common * (logs[0] + logs[1])).sum(-1)
+        taught = (apart * graph.real).sum() / graph.real.sum().clamp(min=1)
+        return sum(graph.task.loss(one, graph) for one in logits) + self.teach * taught
 
     def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
         return tree_map(lambda g, w, start: g + self.mu * (w - start), grads, params, received)
