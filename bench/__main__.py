@@ -18,6 +18,7 @@ from bench import scale as scaling
 from bench import simulators
 from bench.commands import commands
 from bench.compare import RAW, Row, Work, compare, machine, report, table
+from bench.design import design
 from bench.faults import faults
 from bench.gpu import gpu
 from bench.peer_env import DEFAULT, peer_python
@@ -313,6 +314,7 @@ def _show(rows: list[Row], result: dict[str, Any]) -> None:
 
 
 main.add_command(commands)
+main.add_command(design)
 main.add_command(faults)
 main.add_command(gpu)
 main.add_command(predict)
