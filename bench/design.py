@@ -1,7 +1,7 @@
 """Compare designs of a method on validation nodes only.
 
 Each client's validation nodes are cut in halves. One half selects the round and is all that a
-method may see. The other half is scored. No test node is read, so these numbers may decide a design.
+method may see. The other half is scored. No test node is read, so the numbers may decide a design.
 """
 
 from __future__ import annotations
