@@ -30,9 +30,7 @@ DESIGNS = "fedavg;fedprox:mu=0.1;fedprox:net=duo,mu=0.1;reef:teach=0;reef"
 @click.option("--clients", default=10, show_default=True)
 @click.option("--rounds", default=100, show_default=True)
 @click.option("--seeds", default=5, show_default=True)
-@click.option(
-    "--seed", default=1000, show_default=True, help="The first seed, which no table uses."
-)
+@click.option("--seed", default=1000, show_default=True, help="First seed. No table uses it.")
 @click.option("--device", default="auto", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("design"), show_default=True)
 def design(
