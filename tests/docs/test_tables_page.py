@@ -157,4 +157,4 @@ def test_the_page_in_the_documentation_is_up_to_date(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (tmp_path / "tables.md").read_text() == (RESULTS / "tables.md").read_text()
     numbers, near = done.output.split()[0], done.output.split()[3]
-    assert f"{near} of the {numbers} come out" in (RESULTS / "tables.md").read_text()
+    assert f"{near} of the {numbers} numbers are reproduced" in (RESULTS / "tables.md").read_text()
