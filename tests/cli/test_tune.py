@@ -46,7 +46,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
     found = json.loads(more.stdout)
     assert found["methods"]["fedavg"]["trials"] == 4
     assert found["methods"]["fedprox"]["test"]["mean"] > 0
-    cli(*TUNE, "--out", "t", "--trials", 4, "--quiet")  # the same command goes on as well
+    cli(*TUNE, "--out", "t", "--trials", 4, "--quiet")  # the same command also continues
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
         (("fedavg", "--trials", "0"), "trials is 0"),
         (("fedavg", "--pruner", "hyper"), "unknown pruner 'hyper'"),
         (("--resume", "nowhere"), "holds no tuning to resume"),
-        (("fedavg", "--resume", "nowhere"), "leave everything out but --trials"),
+        (("fedavg", "--resume", "nowhere"), "remove all options except --trials"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_no_folder(cli, arguments, problem: str) -> None:

@@ -102,7 +102,7 @@ def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path, jobs: str) 
         f"stopped; {done} of {CELLS} cells are finished, and the study is saved in {folder}; "
         f"continue with: atoll compare --resume {folder}"
     )
-    finish([*STUDY, str(folder)])  # the same command goes on, too
+    finish([*STUDY, str(folder)])  # the same command also continues
     assert table(folder) == table(uninterrupted)
     for cell in (folder / "cells").iterdir():
         own = [event["event"] for event in events(folder) if event["cell"] == cell.name]

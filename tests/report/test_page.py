@@ -133,7 +133,7 @@ def test_the_command_writes_page_and_tables(study, tmp_path, monkeypatch):
     )
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "t.md", "t.tex"]
-    assert "2 of 10 runs are not in it: gcfl-8 (not finished), lost (failed)" in done.stderr
+    assert "the report lacks 2 of 10 runs: gcfl-8 (not finished), lost (failed)" in done.stderr
     assert "| fedgta |" in (tmp_path / "t.md").read_text()
     done = CliRunner().invoke(main, ["report", str(study)])
     assert done.exit_code == 0

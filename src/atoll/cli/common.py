@@ -127,7 +127,7 @@ def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -
 
 @contextmanager
 def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
-    """Report how to continue when Ctrl-C or SIGTERM stops the command; exit with 130 or 143.
+    """Report how to continue if Ctrl-C or SIGTERM stops the command, then exit with 130 or 143.
 
     The same happens if the disk is full, after an error that names the file.
     """

@@ -125,7 +125,7 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
 
 
 def _print(console: Console, found: Comparison, tests: Mapping[str, object], folder: Path) -> None:
-    """Print the tables. If `tests` override the study's tests, note that its files do not change."""
+    """Print the tables. Note that other `tests` do not change the study's files."""
     from atoll.present.terminal import noted_table
 
     sentences = found.sentences()
@@ -134,5 +134,7 @@ def _print(console: Console, found: Comparison, tests: Mapping[str, object], fol
     common.print_text(console, found.caption, wrap=True)
     if tests:
         how = " ".join(f"--{name} {value}" for name, value in tests.items())
-        text = f"Tested once with {how}; the tables of the study in {folder}/compare.* do not change."
+        text = (
+            f"Tested once with {how}; the tables of the study in {folder}/compare.* do not change."
+        )
         common.print_text(console, text)

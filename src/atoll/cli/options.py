@@ -215,7 +215,9 @@ THRESHOLD = option(
     "Choose the alert threshold on validation nodes by this rule: max_f1, "
     "recall@precision=P, precision@recall=R or cost:FN,FP.  [default: no threshold]",
 )
-LOG = repeatable("--log TOOL", "Also send each round's metrics to tensorboard or mlflow; repeatable.")
+LOG = repeatable(
+    "--log TOOL", "Also send each round's metrics to tensorboard or mlflow; repeatable."
+)
 COMPAT = repeatable(
     "--compat NAME",
     "Emulate a known bug of a paper's public code (dropout-at-eval, test-selection); repeatable.",
@@ -225,6 +227,12 @@ TRAINING = (
     *(THRESHOLD, *LOSS),
     COMPAT,
     *MACHINE,
+)
+CONFIG = option(
+    "--config FILE",
+    "Read options from this TOML file, for example the config.toml of a saved run.",
+    PATH,
+    name="config_file",
 )
 OUT = option(
     "--out DIR", "Save the result in this folder.  [default: a new folder in atoll-runs]", PATH

@@ -23,7 +23,7 @@ OUT = (
 
 
 @command(
-    "Reproduce a paper's table or figure and compare them.",
+    "Reproduce a paper's table or figure and compare numbers.",
     click.Argument(["paper"], required=False),
     click.Argument(["item"], metavar="[TABLE|FIGURE]", required=False),
     repeatable("--only COLUMN=VALUE,...", ONLY),

@@ -19,7 +19,6 @@ NEWCOMER = (
     "Exclude one client from training (by name, by number, or `drawn` for a random client) and "
     "evaluate the trained model on it."
 )
-CONFIG = "Read options from this TOML file, for example the config.toml of a saved run."
 
 
 @command(
@@ -27,7 +26,7 @@ CONFIG = "Read options from this TOML file, for example the config.toml of a sav
     options.METHOD,
     *options.FEDERATION,
     *options.TRAINING,
-    option("--config FILE", CONFIG, PATH, name="config_file"),
+    options.CONFIG,
     options.OUT,
     option("--overwrite", "Replace the run in --out."),
     options.resume("Resume the stopped run in DIR; a larger --rounds extends a finished run."),
@@ -107,7 +106,7 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
     options.OUT,
 )
 def demo(out: Path | None, **given: int) -> None:
-    """Compare training alone with two federated methods on the built-in federation."""
+    """Compare local training with two federated methods on the built-in federation."""
     with common.without_collection():
         from atoll.experiment.config import make_config
         from atoll.experiment.folder import check_folder
@@ -147,9 +146,7 @@ def demo(out: Path | None, **given: int) -> None:
     "Show the live progress of a run or study.",
     click.Argument(["folder"], metavar="DIR", type=PATH),
     option("--once", "Show the progress once and exit."),
-    option(
-        "--every SECONDS", "Set the refresh interval.", click.FloatRange(min=0.1), default=1.0
-    ),
+    option("--every SECONDS", "Set the refresh interval.", click.FloatRange(min=0.1), default=1.0),
     options.AS_JSON,
     example="atoll watch atoll-runs/20260101-120000-tune-fedavg-cora",
 )

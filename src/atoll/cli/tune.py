@@ -38,7 +38,7 @@ SEARCH = (
         "Stop bad trials early (median), or run all to their end (none).  [default: median]",
     ),
     *(one for one in options.TRAINING if one is not options.SEEDS),
-    option("--config FILE", CONFIG, PATH, name="config_file"),
+    options.CONFIG,
     option("--out DIR", OUT, PATH),
     options.resume("Resume the tuning in DIR; a larger --trials adds trials."),
     *options.STUDY,
