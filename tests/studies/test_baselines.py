@@ -266,7 +266,7 @@ def test_fedtad_on_the_real_graph_learns_the_teachers_mean_on_all_edges() -> Non
     [
         ({"dp": "clip=1,noise=1"}, "differential privacy protects federated training"),
         ({"split": "inductive"}, "needs all nodes from the start"),
-        ({"set": {"reliability": "nodes"}}, "leave out reliability"),
+        ({"set": {"reliability": "nodes"}}, "remove reliability"),
     ],
 )
 def test_fedtad_on_the_real_graph_is_refused(options: dict[str, Any], problem: str) -> None:
@@ -318,7 +318,7 @@ def test_a_comparison_says_so_if_trees_win() -> None:
 
 
 def test_what_a_baseline_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="baseline 'majority' has no settings; leave out mu"):
+    with pytest.raises(ConfigError, match="baseline 'majority' has no settings; remove mu"):
         atoll.compare(["local", "majority:mu=1"], DATA, **SMALL)
     with pytest.raises(ConfigError, match=r"c of the baseline features is 'x'; give a number such"):
         make_baseline("features", {"c": "x"})

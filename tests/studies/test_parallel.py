@@ -256,7 +256,7 @@ def test_where_no_process_can_begin_the_study_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "BOOT", "raise SystemExit(7)")
-    sentence = "no process could begin to work beside this one: its process ended with status 7"
+    sentence = "no worker process could start: its process ended with status 7"
     with pytest.raises(AtollError, match=sentence):
         run_study(tmp_path, plain(), about=ABOUT, jobs=2)
 

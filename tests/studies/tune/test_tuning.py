@@ -113,7 +113,7 @@ def test_a_published_grid_is_tried_point_by_point() -> None:
                        rounds=2, set={"hidden": 8})  # fmt: skip
     tuned = found.methods["fedprox"]
     assert [t.settings for t in tuned.trials] == [{"mu": mu} for mu in (0.001, 0.01, 0.1, 1.0)]
-    assert "4 points, and each is tried once" in found.notes[0]
+    assert "4 points, so each is tried once" in found.notes[0]
 
 
 def test_a_data_set_with_its_own_metric_is_tuned_by_it(tmp_path: Path) -> None:
