@@ -148,7 +148,7 @@ def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None
         ((*METHODS, "--partition", "luvain"), "unknown partition 'luvain'; did you mean "),
         ((*METHODS, "--device", "gpu"), "unknown device 'gpu'; did you mean 'cpu'?"),
         ((*METHODS, "--engine", "fusd"), "unknown engine 'fusd'; did you mean 'fused'?"),
-        (("compare", "--resume", "s"), "'s' holds no study to resume (it has no study.json); "),
+        (("compare", "--resume", "s"), "'s' contains no study to resume (study.json is missing); "),
         (("compare", "--resume", "s", "--rounds", 3),
          "--resume continues a study with its own configuration, but --rounds was given; "),
         (("compare", "fedavg", "--resume", "s"), "--resume continues a study with its own "
