@@ -112,7 +112,7 @@ def test_help_needs_no_torch() -> None:
         (("--vary", "node"), "unknown value of --vary 'node'; did you mean 'nodes'?"),
         (
             ("--ratio", 1),
-            "--ratio is for random edges, but --vary is none; leave it out or vary the topology",
+            "--ratio is for random edges, but --vary is none; remove it or vary the topology",
         ),
         (
             ("--vary", "topology", "--ratio", -2),
@@ -195,7 +195,7 @@ def test_tuning_takes_a_graph_of_your_own_and_prints_json(cli) -> None:
     ("arguments", "sentence"),
     [
         (("local",), "local does not split clusters; this command needs gcfl"),
-        (("--rounds", 3), "rounds is 3; give at least 8 to see where it ends"),
+        (("--rounds", 3), "rounds is 3; give at least 8 to see the trend"),
         (("--set", "eps1"), "--set takes key=value, but got 'eps1'; write --set KEY=VALUE"),
         (("--out", "file"), None),
     ],

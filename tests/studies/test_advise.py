@@ -138,7 +138,7 @@ def test_sets_of_graphs_race_with_the_methods_that_can(tmp_path, monkeypatch) ->
 
 def test_seeds_that_share_their_data_are_noted() -> None:
     found = advise(["local"], minutes=0.3, data_seed=3, **TINY)
-    assert "cover only the chance of training" in found.notes[0]
+    assert "cover only the randomness of training" in found.notes[0]
 
 
 def test_homophily_is_measured_without_the_labels_of_test_nodes() -> None:
