@@ -95,7 +95,7 @@ def test_more_methods_and_seeds_go_into_the_same_study(cli, tmp_path: Path) -> N
     rows = json.loads(result.stdout)["tables"][0]["rows"]
     assert [len(row["scores"]) for row in rows] == [2, 2, 2, 2]
     found = cli(*METHODS, *SMALL, "--seeds", 2, "--epochs", 2, "--out", "s", code=2).stderr
-    assert "was begun with other options (epochs none, now 2); give" in found
+    assert "was started with other options (epochs none, now 2); give" in found
 
 
 def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_cells_that_cannot_be_one_are_run_one_by_one(tmp_path: Path, caplog) -> 
     ]
     outcomes = run_study(tmp_path, momenta, about={}, at_once=True)
     assert all(outcome.summary for outcome in outcomes)
-    told = "2 cells are run one by one, because their private states differ in shape"
+    told = "2 cells run one by one, because their private states differ in shape"
     assert [record.message for record in caplog.records].count(told) == 1
     assert events(tmp_path, "end") == ["m0.0", "m0.9"]
 
