@@ -238,7 +238,7 @@ def groups_of(labels: np.ndarray) -> Parts:
 
 
 def even_rule(target: int, slack: int, no_room: NoRoom | None = None) -> PackingRule:
-    """Clients of `target` members, and up to `slack` more."""
+    """Return the rule for clients of `target` members, with fewer than `slack` extra members."""
     most = max(target + slack - 1, target)
     return PackingRule(target - slack, most, target, no_room or smallest)
 
