@@ -196,7 +196,7 @@ def test_a_test_for_once_is_not_remembered(cli, tmp_path: Path) -> None:
     own = cli("compare", "--resume", "s").stdout
     once = cli("compare", "--resume", "s", "--against", "prox", "--alpha", 0.1, "--tex", "t.tex")
     assert "against prox, 2 seeds are too few to tell: " in " ".join(once.stdout.split())
-    assert "Tested once with --against prox --alpha 0.1; the tables of the study in s/compare.* " in once.stdout
+    assert "Tested once with --against prox --alpha 0.1; the tables of the study " in once.stdout
     assert "Written: t.tex" in once.stdout
     assert "prox" in (tmp_path / "t.tex").read_text()
     assert [(tmp_path / "s" / name).read_text() for name in names] == before

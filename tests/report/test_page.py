@@ -61,8 +61,8 @@ def test_the_page_is_well_formed_and_its_headings_are_in_order(html):
 def test_every_section_has_something_to_say(html):
     for text in (
         "the highest mean test accuracy: <b>", "band: lowest to highest seed", "fedpub: similarity",
-        "fedgta: mixture", "gcfl: clusters of clients", "connect two clients", "evaluation (separate)",
-        "Data that stay private", "MB / round", "torch", "atoll run --config config.toml",
+        "fedgta: mixture", "gcfl: clusters of clients", "connect two clients",
+        "evaluation (separate)", "Data that stay private", "MB / round", "torch", "atoll run --config config.toml",
         "masks, and the optimizer", "Divergence of structure",
     ):  # fmt: skip
         assert text in html, text

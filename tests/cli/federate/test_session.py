@@ -24,7 +24,7 @@ from atoll.experiment.config import make_config
 
 
 def test_a_protocol_that_holds_a_client_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'fedlog' holds out one client, but every site of a fede"):
+    with pytest.raises(ConfigError, match="'fedlog' holds out one client, but every site of a"):
         make_order(make_config(protocol="fedlog"), ("a", "b"), None, 60.0, 100.0)
 
 

@@ -238,7 +238,7 @@ def groups_of(labels: np.ndarray) -> Parts:
 
 
 def even_rule(target: int, slack: int, no_room: NoRoom | None = None) -> PackingRule:
-    """Return the rule for clients of `target` members, with fewer than `slack` extra members."""
+    """Return the rule for `target` members per client. A group fits with up to `slack` - 1 more."""
     most = max(target + slack - 1, target)
     return PackingRule(target - slack, most, target, no_room or smallest)
 
