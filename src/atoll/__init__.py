@@ -1,4 +1,4 @@
-"""Atoll: federated graph learning, every method in one place, from a laptop to a real federation.
+"""Atoll: federated graph learning, from a simulation on a laptop to a real federation.
 
     >>> import atoll
     >>> federation = atoll.partition(atoll.load("lagoon"), "louvain", clients=5)
@@ -6,7 +6,7 @@
     >>> result.metrics()["test_accuracy"]["mean"] > 0.7
     True
 
-Names are imported when they are first used, so that `import atoll` costs nothing.
+Names are imported at their first use, so `import atoll` is fast.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _NAMES = {
     "studies.compare.comparison": "compare",
     "studies.tune.tuning": "tune",
 }
-"""The public names by the module that has them. Whatever a method's file needs is among them."""
+"""The public names by module. They include everything that a method's file needs."""
 _HOMES = {name: f"atoll.{home}" for home, names in _NAMES.items() for name in names.split()}
 _MODULES = ("methods", "nn", "data", "testing")
 
@@ -134,5 +134,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
 
 
-if "IPython" in sys.modules:  # objects have HTML forms in a notebook
+if "IPython" in sys.modules:  # HTML representations of objects in a notebook
     import_module("atoll.present.notebook").register()

@@ -1,7 +1,7 @@
-"""The Python face: the verbs of the command line, and the view of a result.
+"""The Python API: the verbs of the command line, and the methods of a result.
 
-A result is a value below views and predictions, so `Result.plot`, `Result.predict` and
-`Result.model` are attached here, in the top layer.
+A `Result` does not depend on plots and predictions, so this module, in the top layer, attaches
+`Result.plot`, `Result.predict` and `Result.model`.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "load", "partition", "read_result", "resume", "run", "save"]
 
-# Not by assignment: tools that read the source take the documentation from the imports.
+# No assignment, because documentation tools read the imports.
 globals().update(run=with_progress(run), resume=with_progress(resume))
 RULES = PROTOCOLS["strict"]
 CLIENTS = RULES.clients
 
 
 def plot(result: Result, kind: str = "convergence") -> Figure:
-    """A matplotlib Figure of a result: "convergence", "clients" or "traffic".
+    """Return a matplotlib Figure of a result: "convergence", "clients" or "traffic".
 
-    A notebook shows it; `result.plot().savefig("curve.png")` keeps it.
+    A notebook shows it, and `result.plot().savefig("curve.png")` saves it.
     """
-    from atoll.present.result_plots import plot_result  # matplotlib takes long to import
+    from atoll.present.result_plots import plot_result  # matplotlib is slow to import
 
     return plot_result(result, kind)
 
 
 def predict(result: Result, data: str | Path | Data, **options: Any) -> Predictions:
-    """The classes of new nodes by the model of a saved result; see `atoll.experiment.predict`.
+    """Predict the classes of new nodes with a saved result. See `atoll.experiment.predict`.
 
     Args:
-        result: It was saved (`out=`), because its folder has the model.
-        data: A folder of tables like those of the training, or an object of Python.
+        result: A saved result (`out=`), because its folder contains the model.
+        data: A folder of tables with the columns of the training data, or a Python object.
         **options: joined, client, seed, device, block and method, as in `atoll predict`.
 
     Examples:
@@ -69,13 +69,13 @@ def predict(result: Result, data: str | Path | Data, **options: Any) -> Predicti
 def model(
     result: Result, client: str = "", *, seed: int | None = None, method: Method | None = None
 ) -> Module:
-    """The model of the selected round as a torch module of stock PyG layers, on the CPU.
+    """Return the model of the selected round as a torch module of standard PyG layers, on the CPU.
 
     Args:
-        result: It was saved (`out=`), because its folder has the model.
-        client: Whose model, for a method with one for each client.
-        seed: Of the run; by default its first.
-        method: The method object of a run that was started with one.
+        result: A saved result (`out=`), because its folder contains the model.
+        client: The client's name, if each client has its own model.
+        seed: A seed of the run. The default is its first seed.
+        method: The method object, if the run was started with one.
 
     Examples:
         >>> import atoll
@@ -85,7 +85,7 @@ def model(
         >>> net(graph.x.to_dense(), graph.edges).shape == (graph.num_nodes, 6)
         True
     """
-    from atoll.experiment.export import module  # PyG's layers take long to import
+    from atoll.experiment.export import module  # PyG's layers are slow to import
 
     return module(Trained.of(_folder_of(result), seed, "cpu", method), client)
 
@@ -104,14 +104,14 @@ Result.model = model
 def load(
     name: str, *, root: str | Path | None = None, **options: Any
 ) -> Source | GraphSet | GraphGroup | Federation:
-    """One whole graph, a set of small graphs, or a group of such sets, by its name or path.
+    """Load one whole graph, a set of small graphs, or a group of such sets, by name or path.
 
-    A file that `save` or `atoll partition` wrote is a federation, divided already.
+    A file that `save` or `atoll partition` wrote contains a federation, which is already divided.
 
     Args:
-        name: What to load; `atoll datasets` lists the names.
-        root: Where data sets are looked for (default: the variable ATOLL_DATA).
-        **options: clients and seed for the built-in data; schema for tables of your own; lazy for
+        name: Name or path. `atoll datasets` lists the names.
+        root: Folder of data sets (default: ATOLL_DATA, else ~/.cache/atoll/data).
+        **options: clients and seed for the built-in data; schema for your own tables; lazy for
             a federation that does not fit into memory.
 
     Examples:
@@ -133,15 +133,15 @@ def partition(
     seed: int = 0,
     **options: Any,
 ) -> Federation:
-    """Divide a graph, or a set of graphs, among clients, and what each has into roles.
+    """Divide a graph, or a set of graphs, among clients, and split each client's nodes into roles.
 
     Args:
-        source: What `load` gave.
-        recipe: As `--partition` on the command line. By default it divides as `run` does: by owner
-            where the graph names owners, else "louvain"; "gcfl-oneds" for a set of graphs; and each
-            client gets a set of a group.
-        clients: How many, 5 by default; owners and groups have a number already.
-        seed: Of the partition and the split.
+        source: The result of `load`.
+        recipe: As `--partition` on the command line. The default divides as `run` does: by owner
+            if the graph has owners, else "louvain"; "gcfl-oneds" for a set of graphs; one client
+            per set for a group.
+        clients: Number of clients, by default 5. Owners and groups determine the number.
+        seed: Seed of the partition and the split.
         **options: split, ratios, allow and more, see `atoll.data.divide.federate`.
 
     Examples:
@@ -153,7 +153,7 @@ def partition(
         5
     """
     if isinstance(source, Federation):
-        raise ConfigError(f"'{source.name}' is a federation, divided already; use it as it is")
+        raise ConfigError(f"'{source.name}' is already a divided federation; use it unchanged")
     ready = source.prepared()
     if not isinstance(ready, Source):
         count = clients if isinstance(ready, GraphGroup) else clients or CLIENTS
@@ -165,7 +165,7 @@ def partition(
 
 
 def save(federation: Federation, path: str | Path) -> Path:
-    """Write a federation into one file, which `load`, and `--data` of every command, can read.
+    """Write a federation into one file, which `load` and `--data` of every command can read.
 
     Examples:
         >>> import atoll

@@ -97,7 +97,7 @@ def test_the_grid_has_the_proposal_in_its_place() -> None:
 
 def test_doubts() -> None:
     assert [text.split(";")[0] for text in MADE.warnings()] == [
-        "the mean update still fell by 22% from the third to the last quarter of the rounds"
+        "the mean update still decreased by 22% from the third to the last quarter of the rounds"
     ]
     same_way = tuning([1.0, 0.93] * 4, [[1.1, 1.0]] * 8)
     (doubt,) = same_way.warnings()
@@ -163,7 +163,7 @@ def test_a_user_reads_two_reasons_and_a_command(found: ThresholdProposal, tmp_pa
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rounds": 7}, "rounds is 7; give at least 8 to see where it ends"),
+        ({"rounds": 7}, "rounds is 7; give at least 8 to see the trend"),
         ({"method": "fedavg"}, "fedavg does not split clusters; this command needs gcfl"),
         ({"clients": 2}, "a cluster of 2 clients or fewer is never split, and there are only 2"),
     ],

@@ -149,7 +149,7 @@ def test_the_tree_in_words(cluster_study: ClusterStudy) -> None:
     ]
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert f"all clients in one {DISTANCE[np.triu_indices(6, 1)].mean():.3f}" in text
+    assert f"all clients in one cluster {DISTANCE[np.triu_indices(6, 1)].mean():.3f}" in text
     assert "after the splits of round 5 1.000 0.100" in text
     assert "points over local" in text
 

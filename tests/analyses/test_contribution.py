@@ -188,7 +188,7 @@ class ForEach(FedAvg):
 
 
 def test_rows_for_each_client_are_no_global_model(federation) -> None:
-    with pytest.raises(ConfigError, match="ForEach sends each client something else"):
+    with pytest.raises(ConfigError, match="ForEach sends different models to the clients"):
         with_and_without(fedavg(federation, ForEach), federation, 0, rounds=1)
 
 

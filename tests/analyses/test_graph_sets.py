@@ -84,7 +84,7 @@ def test_both_tables_beside_their_print(tmp_path: Path, monkeypatch: pytest.Monk
     assert cells[4][2] == "0.3689 ± 0.0540"
     assert cells[4][3] != "–"
     assert cells[0][3] == "–"  # IMDB-BINARY
-    assert "ENZYMES is not there; get it with: atoll data fetch ENZYMES" in second.sentences
+    assert "ENZYMES is missing; get it with: atoll data fetch ENZYMES" in second.sentences
 
 
 def test_without_any_set_or_such_a_table(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_tables_say_what_was_measured() -> None:
     text = text_of(inspection_tables(describe(federation())))
     for expected in (
         "Clients of rings",
-        "2 of 20 edges (10.0%) lie between clients and are lost",
+        "2 of 20 edges (10.0%) connect two clients and are lost",
         "Nodes per class",
         "Jensen-Shannon",
         "structure (anonymous walks)",

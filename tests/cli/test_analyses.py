@@ -22,7 +22,7 @@ def test_the_table_says_what_a_client_does(cli) -> None:
     result = cli(*SMALL, "--client", 2, "--seeds", 2)
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "What client 2 of 3 does to each class: lagoon:nodes=240" in result.stdout
+    assert "Effect of client 2 of 3 on each class: lagoon:nodes=240" in result.stdout
     for name in ("train", "φ", "with", "without", "difference", "own | all"):
         assert name in result.stdout
     rows = [line.split()[0] for line in lines if re.match(r" +(\d|all|others) ", line)]
@@ -105,14 +105,14 @@ def test_help_needs_no_torch() -> None:
         ),
         (
             ("--method", "local"),
-            "local gives every client a model of its own, so that there is no global model to "
-            "score with and without a client; choose another --method",
+            "local trains a separate model for every client, so there is no global model to "
+            "evaluate with and without a client; choose another --method",
         ),
         (("--method", "fedavgg"), "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (("--vary", "node"), "unknown value of --vary 'node'; did you mean 'nodes'?"),
         (
             ("--ratio", 1),
-            "--ratio is for random edges, but --vary is none; leave it out or vary the topology",
+            "--ratio is for random edges, but --vary is none; remove it or vary the topology",
         ),
         (
             ("--vary", "topology", "--ratio", -2),
@@ -195,7 +195,7 @@ def test_tuning_takes_a_graph_of_your_own_and_prints_json(cli) -> None:
     ("arguments", "sentence"),
     [
         (("local",), "local does not split clusters; this command needs gcfl"),
-        (("--rounds", 3), "rounds is 3; give at least 8 to see where it ends"),
+        (("--rounds", 3), "rounds is 3; give at least 8 to see the trend"),
         (("--set", "eps1"), "--set takes key=value, but got 'eps1'; write --set KEY=VALUE"),
         (("--out", "file"), None),
     ],

@@ -154,8 +154,8 @@ FEW = ("run", "--clients", 2, "--rounds", 1)
         ),
         (
             ("run", "--resume", "a", "--epochs", 3),
-            "--resume continues a run with its own configuration, but --epochs was given; leave "
-            "everything out but --rounds, --json and --quiet",
+            "--resume continues a run with its own configuration, but --epochs was given; remove "
+            "all options except --rounds, --json and --quiet",
         ),
         (("run", "fedavg", "--resume", "a"), None),
         (("run", "--resume", "a", "--out", "b"), None),

@@ -43,7 +43,7 @@ def test_the_command_line_replaces_a_file_and_adds_to_its_pairs(tmp_path: Path) 
 )
 def test_nothing_stands_beside_resume(given: dict[str, object], named: str) -> None:
     common.refuse_beside_resume("run", {"out": None, "methods": ()}, "--json")
-    sentence = f"with its own configuration, but {named} was given; leave everything out but --json"
+    sentence = f"its own configuration, but {named} was given; remove all options except --json"
     with pytest.raises(ConfigError, match=sentence):
         common.refuse_beside_resume("run", given, "--json")
 

@@ -95,7 +95,7 @@ def test_more_methods_and_seeds_go_into_the_same_study(cli, tmp_path: Path) -> N
     rows = json.loads(result.stdout)["tables"][0]["rows"]
     assert [len(row["scores"]) for row in rows] == [2, 2, 2, 2]
     found = cli(*METHODS, *SMALL, "--seeds", 2, "--epochs", 2, "--out", "s", code=2).stderr
-    assert "was begun with other options (epochs none, now 2); give" in found
+    assert "was started with other options (epochs none, now 2); give" in found
 
 
 def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None
         ((*METHODS, "--partition", "luvain"), "unknown partition 'luvain'; did you mean "),
         ((*METHODS, "--device", "gpu"), "unknown device 'gpu'; did you mean 'cpu'?"),
         ((*METHODS, "--engine", "fusd"), "unknown engine 'fusd'; did you mean 'fused'?"),
-        (("compare", "--resume", "s"), "'s' holds no study to resume (it has no study.json); "),
+        (("compare", "--resume", "s"), "'s' contains no study to resume (study.json is missing); "),
         (("compare", "--resume", "s", "--rounds", 3),
          "--resume continues a study with its own configuration, but --rounds was given; "),
         (("compare", "fedavg", "--resume", "s"), "--resume continues a study with its own "
@@ -196,7 +196,7 @@ def test_a_test_for_once_is_not_remembered(cli, tmp_path: Path) -> None:
     own = cli("compare", "--resume", "s").stdout
     once = cli("compare", "--resume", "s", "--against", "prox", "--alpha", 0.1, "--tex", "t.tex")
     assert "against prox, 2 seeds are too few to tell: " in " ".join(once.stdout.split())
-    assert "Tested with --against prox --alpha 0.1 for once; s/compare.* keep" in once.stdout
+    assert "Tested once with --against prox --alpha 0.1; the tables of the study " in once.stdout
     assert "Written: t.tex" in once.stdout
     assert "prox" in (tmp_path / "t.tex").read_text()
     assert [(tmp_path / "s" / name).read_text() for name in names] == before

@@ -17,7 +17,7 @@ MIRROR = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 def test_checking_nothing(cli) -> None:
     assert cli("data", "check").stdout == (
-        "no data set is here; get one with: atoll data fetch NAME\n"
+        "no data set is downloaded; get one with: atoll data fetch NAME\n"
     )
 
 
@@ -178,7 +178,7 @@ def test_bad_files_and_names_are_one_sentence(cli) -> None:
 def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> None:
     folder(tmp_path / "g", "id,age,label\na,1,x\nb,,y\nc,3,x\n", "source,target\na,b\n")
     found = cli("data", "describe", "g", "--out", "s.toml").stdout
-    assert "3 nodes; 3 things to decide or to mend" in found
+    assert "3 nodes; 3 things to decide or to repair" in found
     assert "Name the label" not in found
     assert "1. nodes.csv: which column names the owner?" in found
     assert "2. nodes.csv, column 'age': rows have no value; choose missing (1 rows)" in found
@@ -188,7 +188,7 @@ def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> No
     assert "; 1 thing to decide" in cli("data", "describe", "g", "--schema", "s.toml").stdout
     folder(tmp_path / "g", "id,age,kind,client\na,1,x,n\nb,2,y,n\n", "source,target\na,b\n")
     found = cli("data", "describe", "g").stdout.splitlines()[-1]
-    assert found == "Name the label, then describe again: this may find columns that give it away"
+    assert found == "Name the label, then describe again: this may find columns that leak the label"
 
 
 def test_no_data_are_refused(cli) -> None:

@@ -75,7 +75,7 @@ def test_a_look_at_a_part_leaves_the_fuller_table(cli, real_data) -> None:
     tex = Path("study/table-1-rounds-1.tex").read_text()
     part = cli("reproduce", "fedath", "1", *one, "--rounds", 1, *root).stdout
     assert "FedAvg" not in part
-    assert "The files have 1 more cell of this table, from earlier looks." in part
+    assert "The files contain 1 more cell of this table, from earlier calls." in part
     assert rows("table-1-rounds-1.csv") == whole
     assert whole[0]["strict_ours"]
     assert Path("study/table-1-rounds-1.tex").read_text() == tex

@@ -275,7 +275,7 @@ def test_the_demo_compares_three_methods(cli, tmp_path: Path) -> None:
     result = cli("demo", "--rounds", 2, "--seeds", 1, "--out", "d")
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "5 libraries own parts of one citation graph; nobody shows theirs."
+    assert lines[0] == "5 libraries own parts of one citation graph and share no data."
     assert [line.split()[0] for line in lines if re.match(r"(local|fedavg|fedath) ", line)] == [
         "local", "fedavg", "fedath",
     ]  # fmt: skip

@@ -21,7 +21,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
     result = cli(*TUNE, "--out", "t")
     lines = result.stdout.splitlines()
     assert any(line.startswith("fedavg on lagoon:nodes=150: 3 trials") for line in lines)
-    assert "(its own defaults)" in " ".join(result.stdout.split())
+    assert "(default settings)" in " ".join(result.stdout.split())
     commands = [line for line in lines if line.startswith("  atoll run ")]
     assert len(commands) == 2
     shown = [line for line in lines if line not in commands and not line.startswith("Written")]
@@ -60,7 +60,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
         (("fedavg", "--trials", "0"), "trials is 0"),
         (("fedavg", "--pruner", "hyper"), "unknown pruner 'hyper'"),
         (("--resume", "nowhere"), "holds no tuning to resume"),
-        (("fedavg", "--resume", "nowhere"), "leave everything out but --trials"),
+        (("fedavg", "--resume", "nowhere"), "remove all options except --trials"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_no_folder(cli, arguments, problem: str) -> None:

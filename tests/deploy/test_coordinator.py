@@ -519,8 +519,8 @@ def test_in_a_private_run_each_site_chooses_and_keeps_its_own_threshold(make_roo
     assert Threshold.of(about) is None
     assert about["round"] == 1  # the last
     assert alert_line(result) == [
-        "the scores stayed at the sites, so the model is the last round's, and each site chose its "
-        "own threshold (max_f1), which stays there"
+        "the scores stayed at the sites, so this is the model of the last round, and each site "
+        "chose its own threshold (max_f1) and does not send it"
     ]
 
 

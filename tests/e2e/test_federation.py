@@ -93,7 +93,7 @@ def test_a_site_whose_training_diverges_is_left_out(trial):
         found = trial.finish(run)
     finally:
         settings.write_text(good)
-    assert "site-2 is left out: training diverged" in found["said"]
+    assert "site-2 is excluded: training diverged" in found["said"]
 
 
 @pytest.mark.federation

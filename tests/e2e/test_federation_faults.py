@@ -53,7 +53,7 @@ def test_a_site_that_sends_bad_data_is_left_out(kind, trial):
     lie(trial, kind)
     run, out = trial.start("fedavg", "--rounds", str(ROUNDS), *SMALL)
     found = trial.finish(run)
-    said = [line for line in found["said"].splitlines() if line.startswith("site-3 is left out: ")]
+    said = [line for line in found["said"].splitlines() if line.startswith("site-3 is excluded: ")]
     assert len(said) == 1, found["said"]
     assert REASONS[kind] in said[0]
     left = [e for e in trial.events() if e["event"] == "left out"]

@@ -23,7 +23,7 @@ def test_a_site_over_its_limit_is_left_out_and_takes_part_in_the_next_run(trial)
         found = trial.finish(run)
     finally:
         policy.write_text(good)
-    assert "site-3 is left out: over its limit: its policy allows" in found["said"]
+    assert "site-3 is excluded: over its limit: its policy allows" in found["said"]
     left = [e for e in trial.events() if e["event"] == "left out"]
     assert [(e["site"], e["round"], e["kind"]) for e in left] == [("site-3", 0, "bad")]
     log = trial.demo.kits["site-3"] / "atoll" / "audit.jsonl"

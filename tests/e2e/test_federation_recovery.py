@@ -97,7 +97,7 @@ def test_a_stopped_run_stays_stopped_and_two_resumes_share_one_job(trial, expect
         with contextlib.suppress(ProcessLookupError):  # FLARE has ended it
             os.kill(job, signal.SIGCONT)
     assert run.returncode == 2
-    assert f"the run is kept; continue with: atoll federate run --resume {out}" in said
+    assert f"the run is saved; continue with: atoll federate run --resume {out}" in said
     jobs = trial.jobs()
     both = [trial.start("--resume", str(out))[0] for _ in range(2)]
     assert [trial.finish(one)["metrics"] for one in both] == [expected] * 2
@@ -119,4 +119,4 @@ def test_a_site_slower_than_the_deadline_is_left_out_until_it_is_back(trial):
         os.kill(job, signal.SIGCONT)
     trial.wait(lambda: any(e["event"] == "back" for e in trial.events()))
     found = trial.finish(run)
-    assert "site-1 is left out: no answer to" in found["said"]
+    assert "site-1 is excluded: no answer to" in found["said"]

@@ -224,7 +224,7 @@ def test_a_run_chooses_its_threshold_on_validation_nodes(tmp_path: Path) -> None
     assert {"threshold_precision", "threshold_recall", "threshold_alerts"} <= set(found)
     assert atoll.read_result(tmp_path / "run").metrics()["threshold"] == found["threshold"]
     (said,) = alert_line(result)
-    assert said.startswith("alert from a probability of ")
+    assert said.startswith("alert if the probability is at least ")
     assert "(max_f1 on validation nodes): test precision" in said
 
 
@@ -233,8 +233,8 @@ def test_a_rule_that_no_threshold_satisfies_is_said() -> None:
     for rounds in result.seeds[0].history.pooled["deployed_bins"]:
         rounds[:] = 1  # as many positives as negatives everywhere
     assert "threshold" not in result.metrics()
-    said = "no threshold reaches recall@precision=1 on the validation nodes, so the model has none"
-    assert alert_line(result) == [said]
+    said = "no threshold reaches recall@precision=1 on the validation nodes"
+    assert alert_line(result) == [f"{said}, so the model has no threshold"]
 
 
 def test_a_pooled_metric_needs_one_round_for_all_clients() -> None:

@@ -88,7 +88,7 @@ def test_one_seed_has_no_spread() -> None:
 def test_a_score_picked_on_test_data_is_called_that() -> None:
     result = atoll.run("gcfl", compat=("test-selection",), **SMALL)
     caption = " ".join(text_of(result_table([result])).split())
-    assert "in percent, picked on the test data: each client's best of the models" in caption
+    assert "in percent, selected on the test data: each client's best model" in caption
 
 
 def test_two_classes_show_an_auc() -> None:

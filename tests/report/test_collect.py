@@ -37,7 +37,7 @@ def test_what_is_missing_is_said(found, html):
     assert {gap.name: gap.kind for gap in found.missing} == {
         "gcfl-8": "not finished", "lost": "failed",
     }  # fmt: skip
-    assert "Not here: 2 of 10 runs" in html
+    assert "Missing: 2 of 10 runs" in html
     assert "nowhere.csv" in html
     cell = main_table(found).cell("gcfl", "lagoon:nodes=200,homophily=0.3")
     assert (cell.known, cell.why) == (False, "not finished")
@@ -86,7 +86,7 @@ def test_of_a_grid_only_the_chosen_point_is_shown(study, tmp_path):
     assert [one.run.path.name for one in found.shown] == [names[best]]
     assert found.aside == [
         "1 trial of 'grid' had no test nodes.",
-        f"m on lagoon: validation chose lr={best + 1} of 2 points of the grid.",
+        f"m on lagoon: validation selected lr={best + 1} among 2 grid points.",
     ]
     assert "A is best." in page(found)
     # The metric that the study asked for chooses the point, here as in its own tables.
@@ -115,7 +115,7 @@ def test_tests_are_told_by_number_of_clients_and_left_out_when_outdated(study, t
         (folder / "study.json").write_text(json.dumps({**about, "cells": cells}))
         found = collect([folder])
         assert found.verdicts == {}
-        assert "of fewer runs than are asked for by now" in found.aside[-1]
+        assert "cover only some of its runs" in found.aside[-1]
 
 
 @pytest.mark.parametrize(

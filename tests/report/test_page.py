@@ -61,8 +61,8 @@ def test_the_page_is_well_formed_and_its_headings_are_in_order(html):
 def test_every_section_has_something_to_say(html):
     for text in (
         "the highest mean test accuracy: <b>", "band: lowest to highest seed", "fedpub: similarity",
-        "fedgta: mixture", "gcfl: clusters of clients", "lie between clients", "score (apart)",
-        "What never crossed", "MB / round", "torch", "atoll run --config config.toml",
+        "fedgta: mixture", "gcfl: clusters of clients", "connect two clients",
+        "evaluation (separate)", "Data that stay private", "MB / round", "torch", "atoll run --config config.toml",
         "masks, and the optimizer", "Divergence of structure",
     ):  # fmt: skip
         assert text in html, text
@@ -133,7 +133,7 @@ def test_the_command_writes_page_and_tables(study, tmp_path, monkeypatch):
     )
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "t.md", "t.tex"]
-    assert "2 of 10 runs are not in it: gcfl-8 (not finished), lost (failed)" in done.stderr
+    assert "the report lacks 2 of 10 runs: gcfl-8 (not finished), lost (failed)" in done.stderr
     assert "| fedgta |" in (tmp_path / "t.md").read_text()
     done = CliRunner().invoke(main, ["report", str(study)])
     assert done.exit_code == 0

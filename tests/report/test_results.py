@@ -40,7 +40,7 @@ def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
     assert "average precision)</dt>" in text  # the tests
     assert "pooled over clients, at the round" in text
     assert "average precision in percent" in found.latex()
-    assert "fedavg: alert from a probability of " in text
+    assert "fedavg: alert if the probability is at least " in text
     assert f"Classes with {best.method}: scores in percent" in text
     counts = next(one for one in shown.shown if one.row == best.method).run.result.confusion()
     cells = "".join(f"<td class=n>{count}</td>" for count in counts[0].tolist())

@@ -26,7 +26,7 @@ def test_baselines_and_bins_are_named(tmp_path, metric):
     text = crossed(collect([tmp_path / "study"]))
     assert "Python object" not in text
     assert (
-        "<h4>trees</h4><p>Not federated: each client fitted a model to its own data. Noth" in text
+        "<h4>trees</h4><p>Not federated: each client fitted a model to its own data. No d" in text
     )
     assert "<h4>oracle</h4><p>Not federated: all data were pooled in one place." in text
     bins = "positives and negatives by bin (a bin with one node shows its score and label)"
@@ -41,6 +41,6 @@ def test_declarations():
     words = declared(make_config(method="fedtad", set={"base": "fedgta"}), "node")
     assert "FedGTA (base): down: own model; up: model, confidence H, moments M" in words.wire
     assert "Python object" in declared(make_config(method="Mine", objects=["method"]), "node")
-    assert "cannot be asked" in declared(make_config(method="gone.py:Mine"), "node")
+    assert "is not available" in declared(make_config(method="gone.py:Mine"), "node")
     assert paragraph("Wire, x:  down  a      up  b\nPrivate state: c", "Wire,") == "down: a; up: b"
     assert paragraph("nothing", "Wire,") == ""

@@ -53,7 +53,7 @@ def test_a_tuning_without_a_test_is_a_page_too(tuned: Path, tmp_path: Path) -> N
     text = (tmp_path / "r.html").read_text()
     assert "No run has been tested yet" in text
     assert ", 3 left." in text
-    assert "No trial has come to its end yet." in text  # of the second method
+    assert "No trial is complete yet." in text  # of the second method
     assert 'id="convergence"' not in text
     assert "| fedavg |" in files["md"].read_text()
     (folder / "events.jsonl").write_text("")

@@ -106,7 +106,7 @@ def test_a_race_ends_with_a_command_and_its_estimate_has_fresh_seeds(monkeypatch
     found = advise(["fedprox:mu=0.1", BROKEN, "reef"], minutes=0.3, **TINY)
     of = {row["method"]: row for row in found.race}
     assert list(of) == ["local", "fedavg", "fedprox:mu=0.1", BROKEN, "reef"]
-    assert of[BROKEN]["state"].startswith("left out: client ")
+    assert of[BROKEN]["state"].startswith("excluded: client ")
     longest = [row for row in of.values() if row.get("seeds") == of[found.winner]["seeds"]]
     assert of[found.winner]["score"] == max(row["score"] for row in longest)
     raced = {s for name, start, n in played if name[:5] != "fresh" for s in range(start, start + n)}
@@ -130,7 +130,7 @@ def test_sets_of_graphs_race_with_the_methods_that_can(tmp_path, monkeypatch) ->
     file = save_federation(federate(group, batch_size=32), tmp_path / "pair.atoll")
     found = advise(["fedprox", "reef"], data=str(file), rounds=1, epochs=1, minutes=0.3)
     of = {row["method"]: row["state"] for row in found.race}
-    assert of["reef"] == "left out: it does not classify graphs"
+    assert of["reef"] == "excluded: it does not classify graphs"
     assert of["fedprox"] in ("stopped", "won")
     assert found.looks["items"] == "graphs"
     assert "homophily" not in found.looks
@@ -138,7 +138,7 @@ def test_sets_of_graphs_race_with_the_methods_that_can(tmp_path, monkeypatch) ->
 
 def test_seeds_that_share_their_data_are_noted() -> None:
     found = advise(["local"], minutes=0.3, data_seed=3, **TINY)
-    assert "cover only the chance of training" in found.notes[0]
+    assert "cover only the randomness of training" in found.notes[0]
 
 
 def test_homophily_is_measured_without_the_labels_of_test_nodes() -> None:

@@ -93,7 +93,7 @@ def test_baselines_stand_in_a_comparison_marked_and_tested(tmp_path: Path, jobs:
     assert {test["name"] for test in found.tests()} == {"majority", "features:c=0.5"}
     assert {test["pairs"] for test in found.tests()} == {3}
     assert found.tables[0].about["rounds"] == 2  # a method's, not the baseline's
-    text, note = repr(found), "Not federated, only to compare with: majority and features:c=0.5."
+    text, note = repr(found), "Not federated, only for comparison: majority and features:c=0.5."
     assert "majority (not federated)" in text
     assert note in " ".join(text.split())
     assert note in found.markdown()
@@ -266,7 +266,7 @@ def test_fedtad_on_the_real_graph_learns_the_teachers_mean_on_all_edges() -> Non
     [
         ({"dp": "clip=1,noise=1"}, "differential privacy protects federated training"),
         ({"split": "inductive"}, "needs all nodes from the start"),
-        ({"set": {"reliability": "nodes"}}, "leave out reliability"),
+        ({"set": {"reliability": "nodes"}}, "remove reliability"),
     ],
 )
 def test_fedtad_on_the_real_graph_is_refused(options: dict[str, Any], problem: str) -> None:
@@ -299,7 +299,7 @@ def test_trees_mlp_and_oracle_stand_in_a_comparison_and_its_report(tmp_path: Pat
     assert (mlp.config.method, mlp.config.set["net"]) == ("local", "mlp")
     text = page(collect([tmp_path]))
     assert "oracle:epochs=5 (not federated, pools all data) pools all data, which" in text
-    assert "points from the best of the others" in text
+    assert "points compared with the best of the others" in text
     assert "has a hyper-parameter" not in text
     with pytest.raises(ConfigError, match="hyper-parameter of local 'mu'"):
         atoll.compare(["local", "oracle:mu=1"], DATA, **SMALL)
@@ -318,7 +318,7 @@ def test_a_comparison_says_so_if_trees_win() -> None:
 
 
 def test_what_a_baseline_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="baseline 'majority' has no settings; leave out mu"):
+    with pytest.raises(ConfigError, match="baseline 'majority' has no settings; remove mu"):
         atoll.compare(["local", "majority:mu=1"], DATA, **SMALL)
     with pytest.raises(ConfigError, match=r"c of the baseline features is 'x'; give a number such"):
         make_baseline("features", {"c": "x"})

@@ -145,7 +145,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     assert [outcome.run.name for outcome in outcomes] == [cell.name for cell in cells]
     errors = {o.run.name: o.error for o in outcomes if o.error}
     assert list(errors) == ["dying", "broken"]
-    assert "killed, perhaps for want of memory; try fewer --jobs" in (errors["dying"] or "")
+    assert "killed, perhaps because memory was full; try fewer --jobs" in (errors["dying"] or "")
     assert "no-such-set" in (errors["broken"] or "")
     assert all(outcome.fresh for outcome in outcomes)
     for name, events in states(folder).items():
@@ -236,7 +236,7 @@ def test_a_worker_that_cannot_load_a_run_leaves_it_to_the_parent(
         outcomes = run_study(tmp_path / "s", [*runs, *plain()], about=ABOUT, jobs=2, observer=heard)
     errors = {o.run.name: o.error for o in outcomes if o.error}
     assert errors == {"leaving": "its process ended with status 3"}
-    assert "what unloadable is made of (ValueError: not here)" in caplog.text
+    assert "the objects of unloadable (ValueError: not here)" in caplog.text
     assert states(tmp_path / "s")["unloadable"] == ["refused", "begin", "end"]
     assert heard.jobs[1] == max(1, cores() // 2)
 
@@ -256,7 +256,7 @@ def test_where_no_process_can_begin_the_study_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "BOOT", "raise SystemExit(7)")
-    sentence = "no process could begin to work beside this one: its process ended with status 7"
+    sentence = "no worker process could start: its process ended with status 7"
     with pytest.raises(AtollError, match=sentence):
         run_study(tmp_path, plain(), about=ABOUT, jobs=2)
 

@@ -50,7 +50,7 @@ def test_a_failed_cell_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
 
 def test_other_options_under_the_same_name_are_refused(tmp_path: Path) -> None:
     run_study(tmp_path, cells()[:1], about=ABOUT)
-    with pytest.raises(ConfigError, match="begun with other options"):
+    with pytest.raises(ConfigError, match="started with other options"):
         run_study(tmp_path, cells(rounds=3)[:1], about=ABOUT)
 
 
@@ -83,7 +83,7 @@ def test_more_seeds_go_on_with_those_that_are_there(tmp_path: Path) -> None:
     assert many[:1] == few
     assert again == many
     assert len(many) == 2
-    with pytest.raises(ConfigError, match="more seeds may be asked for"):
+    with pytest.raises(ConfigError, match="only --seeds may grow"):
         scores(1, Heard())
 
 
@@ -97,7 +97,7 @@ def test_other_objects_under_the_same_name_are_refused(tmp_path: Path) -> None:
         if epochs == 1:
             assert run_study(tmp_path, [cell], about=ABOUT)[0].summary is not None
             continue
-        with pytest.raises(ConfigError, match="begun with other options"):
+        with pytest.raises(ConfigError, match="started with other options"):
             run_study(tmp_path, [cell], about=ABOUT)
 
 
@@ -129,10 +129,10 @@ def test_half_a_line_of_a_killed_process_costs_no_other_event(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("study.json", '{"kind": "tune"}', "holds another study, of the kind 'tune'"),
-        ("study.json", '{"kind": "compare", "paper": "gcfl"}', "of the paper 'gcfl'"),
+        ("study.json", '{"kind": "tune"}', "contains another study, with the kind 'tune'"),
+        ("study.json", '{"kind": "compare", "paper": "gcfl"}', "with the paper 'gcfl'"),
         ("study.json", '{"kind": ', "cannot be read"),
-        ("config.toml", "", "holds a run"),
+        ("config.toml", "", "contains a run"),
     ],
 )
 def test_a_folder_of_something_else_is_left_as_it_is(

@@ -347,7 +347,7 @@ def test_cells_that_cannot_be_one_are_run_one_by_one(tmp_path: Path, caplog) -> 
     ]
     outcomes = run_study(tmp_path, momenta, about={}, at_once=True)
     assert all(outcome.summary for outcome in outcomes)
-    told = "2 cells are run one by one, because their private states differ in shape"
+    told = "2 cells run one by one, because their private states differ in shape"
     assert [record.message for record in caplog.records].count(told) == 1
     assert events(tmp_path, "end") == ["m0.0", "m0.9"]
 
@@ -375,7 +375,7 @@ def test_a_gpu_that_is_lost_costs_no_other_cell(
     asked = [StudyRun("bad", make_config(data="no-such-set")), *plain_runs()[:1]]
     with monkeypatch.context() as patched:
         patched.setattr("atoll.studies.study_run.device_answers", lambda: False)
-        with pytest.raises(AtollError, match="GPU no longer answers this process after bad failed"):
+        with pytest.raises(AtollError, match="does not respond to this process any more after bad"):
             run_study(tmp_path, asked, about=ABOUT)
     assert [event["cell"] for event in read_events(tmp_path)] == ["bad", "bad"]
     outcomes = run_study(tmp_path, asked, about=ABOUT)

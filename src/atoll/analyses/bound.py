@@ -1,15 +1,15 @@
-"""FedATH's Corollary 5.2 in numbers: both sides of Eq. 14, and of the steps of its proof.
+"""Check FedATH's Corollary 5.2 numerically: both sides of Eq. 14, and of the steps of its proof.
 
     d(k, l) <= 1 + B_W² B_X (1 / (D_min m) + 1 / D_min²) (‖A_k‖ + ‖A_l‖) + B_W² / m ‖X_k - X_l‖
 
-The paper concludes that edge weights below one shrink the bound. So every side is computed twice
-after a round: with all edges (raw), and with the client's own edge weights (causal).
+The paper concludes that edge weights below one reduce the bound. Therefore we compute every side
+twice after a round: with all edges (raw), and with the client's own edge weights (causal).
 
-m is the smallest client's size; a larger client is represented by m of its nodes, with the degrees
-that they have there. A has its self-loops, because Eq. 26 writes P = D^-1/2 A D^-1/2. B_W and B_X
-are the largest Frobenius norms among the networks' matrices and the clients' features. The supremum
-in d is over infinitely many networks. Here it is over the K networks that the clients train in the
-next round, which is a lower estimate.
+m is the size of the smallest client. A larger client is represented by m of its nodes, with the
+degrees that they have there. A includes self-loops, because Eq. 26 writes P = D^-1/2 A D^-1/2. B_W
+and B_X are the largest Frobenius norms of the networks' matrices and of the clients' features. The
+supremum in d covers infinitely many networks. Here it covers the K networks that the clients train
+in the next round, which is a lower estimate.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ STEPS = {
     "Eq. 38": "T2 of the proof",
     "Eq. 39": "‖P_k - P_l‖_F",
 }
-"""The inequalities that are computed."""
+"""The inequalities that we compute."""
 SIZES = ("‖A‖_F", "D_min", "‖P_k - P_l‖_F")
-Part = tuple[Tensor, Tensor, Tensor, Tensor]  # A, degrees, P and X of some nodes
+Part = tuple[Tensor, Tensor, Tensor, Tensor]  # A, degrees, P and X of the selected nodes
 Numbers = dict[str, np.ndarray]
 
 
@@ -57,7 +57,7 @@ Numbers = dict[str, np.ndarray]
 def follow_bound(
     config: RunConfig, *, every: int = 20, on_round: Callable[[int], None] | None = None
 ) -> Claim:
-    """Run fedath, and compute the sides of Eq. 14 before training and after every few rounds."""
+    """Run fedath, and compute the sides of Eq. 14 before training and every few rounds."""
     found: dict[int, list[Numbers]] = {}
     for seed in range(config.seed, config.seed + config.seeds):
         made = Problem.of(msgspec.structs.replace(config, seed=seed)).divide(seed)
@@ -83,7 +83,7 @@ def follow_bound(
 
 
 def _measure(method: FedATH, run: Run, graphs: Sequence[Graph]) -> Numbers:
-    """Sides of all inequalities for every pair of clients, by "Eq. 14 raw left", and sizes."""
+    """Return the sides of all inequalities for every pair of clients, by "Eq. 14 raw left"."""
     message, clients = method.deploy(run.server).tree, list(enumerate(graphs))
     states = run.simulation.engine.export_states()
     key = fold(make_key(run.experiment.seed), "bound", run.history.rounds)
@@ -104,7 +104,7 @@ def _measure(method: FedATH, run: Run, graphs: Sequence[Graph]) -> Numbers:
 
 
 def _matrices(graph: Graph, weight: Tensor, nodes: Tensor) -> Part:
-    """A with self-loops, degrees, P and X of some nodes, in double precision."""
+    """Return A with self-loops, degrees, P and X of these nodes, in double precision."""
     loops = graph.sparse_view("loops")
     values = torch.where(loops.rows == loops.columns, 1.0, weight).double()
     whole = replace(loops, values=values).to_dense()
@@ -114,7 +114,7 @@ def _matrices(graph: Graph, weight: Tensor, nodes: Tensor) -> Part:
 
 
 def _sides(parts: Sequence[Part], shared: Tree, trained: Sequence[Tree]) -> Numbers:
-    """Left and right sides over the pairs of clients, (2, P) each, and the sizes in them, (P,)."""
+    """Return both sides over the pairs of clients, (2, P) each, and the sizes in them, (P,)."""
     size = len(parts[0][0])
     b_w = max(float(layer["weight"].norm()) for model in (shared, *trained) for layer in model)
     b_x = max(float(x.norm()) for *_, x in parts)
@@ -146,7 +146,7 @@ def _sides(parts: Sequence[Part], shared: Tree, trained: Sequence[Tree]) -> Numb
 
 
 def _gcn(p: Tensor, x: Tensor, model: Tree, *, bias: bool = True) -> Tensor:
-    """Logits of a two-layer GCN; the proof's network has no biases."""
+    """Return the logits of a two-layer GCN. The network of the proof has no biases."""
     first, second = ({k: v.double() for k, v in layer.items()} for layer in model)
     hidden = p @ (x @ first["weight"]) + (first["bias"] if bias else 0)
     logits: Tensor = p @ (hidden.relu() @ second["weight"]) + (second["bias"] if bias else 0)
@@ -154,7 +154,7 @@ def _gcn(p: Tensor, x: Tensor, model: Tree, *, bias: bool = True) -> Tensor:
 
 
 def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
-    """Tables, sentences and picture; numbers are means over pairs and seeds."""
+    """Make tables, sentences and picture. Numbers are means over pairs and seeds."""
     rounds = sorted(found)
     pairs = [  # of all seeds, by round
         {name: np.concatenate([one[name] for one in found[n]], -1) for name in found[n][0]}
@@ -176,13 +176,13 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
     change = {name: values[-1, 1] / values[-1, 0] - 1 for name, values in means.items()}
     failing = ", ".join(name for name, share in holds.items() if share < 1) or "none"
     sentences = (
-        f"Eq. 14 holds for {holds['Eq. 14']:.0%} of the pairs, but it says nothing: its right side "
+        f"Eq. 14 holds for {holds['Eq. 14']:.0%} of the pairs, but it is vacuous: its right side "
         f"is at least {causal.min():.3g}, and no divergence exceeds 2.",
         f"Edge weights change ‖A‖_F by {change['‖A‖_F']:+.0%} and D_min by {change['D_min']:+.0%}. "
         f"The bound changes by {change['bound']:+.0%} and is smaller for "
         f"{(causal < raw).mean():.0%} of the pairs. "
-        f"‖P_k - P_l‖_F, which the bound stands for, changes by {change['‖P_k - P_l‖_F']:+.0%}.",
-        f"Steps of the proof that fail for some pair: {failing}.",
+        f"‖P_k - P_l‖_F, which the bound replaces, changes by {change['‖P_k - P_l‖_F']:+.0%}.",
+        f"Steps of the proof that fail for at least one pair: {failing}.",
     )
     charts = []
     for name in ("bound", "‖A‖_F", "D_min", "d"):
@@ -196,7 +196,7 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
 
 
 def _proof(pairs: Numbers) -> tuple[Table, dict[str, float]]:
-    """Both sides of every inequality, and the smaller share of pairs for which it holds."""
+    """Return both sides of every inequality, and the fraction of pairs for which it holds."""
     lines, holds = [], dict[str, float]()
     for name, words in STEPS.items():
         sides = [pairs[f"{name} {kind}"] for kind in GRAPHS]

@@ -1,15 +1,15 @@
-"""When should a cluster split? GCFL's ε1 and ε2, read off a short run: `atoll tune-clusters`.
+"""Propose GCFL's thresholds ε1 and ε2 after a short run: `atoll tune-clusters`.
 
-GCFL splits a cluster once the norm of its mean update is below ε1 (together nothing moves any more)
-while the largest update of a member is above ε2 (one client still wants to move). Both are in units
-of ‖Δ‖, which change with data, rate, width, batch size and epochs: no number fits all. The paper
-sets them "through offline training for about 50 rounds" and says no more. Here:
+GCFL splits a cluster if the norm of its mean update is below ε1 and the largest update of a member
+is above ε2. Then the shared model has converged, but one client has not. Both have the unit of
+‖Δ‖, which changes with data, rate, width, batch size and epochs, so no value fits all. The paper
+sets them "through offline training for about 50 rounds" and gives no details. Here:
 
-- The method runs with one cluster that never splits; all norms are recorded.
+- The method runs with one cluster that never splits, and we record all norms.
 - ε1 is the 10th percentile of the mean update's norm in the second half of the rounds: "as small as
-  possible", as the paper wants it, but within reach.
-- ε2 is just below the largest update in those rounds. With a lower value, a cluster continues to
-  fall apart until every client is alone. Only validation scores can tell what splits are worth.
+  possible", as the paper requires, but within reach.
+- ε2 is just below the largest update in those rounds. With a lower value, a cluster splits until
+  every client has its own cluster. Only validation scores can show whether splits help.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from atoll.present import chart as plot
 from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels, Rule
 from atoll.present.tables import Column, Part, Table, Words, heading, make_table, quiet
 
-ROUNDS = 50  # how long the paper trained to set the two numbers
+ROUNDS = 50  # the paper's number of rounds for these two numbers
 LEAST_ROUNDS = 8
 STEPS = (-3, -2, -1, 0, 1, 2, 3, 4)
-"""Places of a grid, in steps from the proposal, which is the place 0."""
+"""Positions of a grid, in steps from the proposal, which is position 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class ThresholdProposal:
-    """The proposed thresholds, and the norms behind them. R rounds, K clients."""
+    """The proposed thresholds, and the norms that determine them. R rounds, K clients."""
 
-    config: RunConfig  # resolved, with the method's own ε still in it
-    request: RunConfig  # as the user gave it
+    config: RunConfig  # resolved, with the method's default ε
+    request: RunConfig  # the user's options
     norms: np.ndarray  # of each client's update, (R, K)
     together: np.ndarray  # norm of the mean update, (R,)
-    may_split: int  # the first round, counted from 0, in which the method would split at all
+    may_split: int  # the first round, counted from 0, in which the method may split
     clients: tuple[str, ...]  # their names
-    notes: tuple[str, ...] = ()  # of the loader of the user's own data
+    notes: tuple[str, ...] = ()  # notes of the loader about the user's own data
 
     @property
     def largest(self) -> np.ndarray:
@@ -58,7 +58,7 @@ class ThresholdProposal:
 
     @property
     def tail(self) -> int:
-        """Where the second half of the rounds begins."""
+        """The start of the second half of the rounds."""
         return len(self.together) // 2
 
     @property
@@ -74,7 +74,7 @@ class ThresholdProposal:
     @property
     def eps1(self) -> float:
         low = float(np.quantile(self.together[self.tail :], 0.1))
-        return two_digits(1.001 * low, up=True)  # above it, even where norms repeat
+        return two_digits(1.001 * low, up=True)  # above it, even if norms repeat
 
     @property
     def eps2(self) -> float:
@@ -84,19 +84,19 @@ class ThresholdProposal:
 
     @property
     def falling(self) -> float:
-        """By how much the mean's norm fell from the third to the last quarter, as a share."""
+        """Relative decrease of the mean's norm from the third to the last quarter."""
         third, last = np.array_split(self.together[self.tail :], 2)
         return float(1 - np.median(last) / np.median(third))
 
     def first_split(self, eps1: float, eps2: float) -> float:
-        """The round in which these two would first split the cluster, from 0; NaN if in none."""
+        """Return the round of the first split with these thresholds, from 0, or NaN."""
         meets = (self.together < eps1) & (self.largest > eps2)
         meets[: self.may_split] = False
         return float(meets.argmax()) if meets.any() else float("nan")
 
     def grid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Values of ε1, (A,), and ε2, (B,), around the proposal; rounds of first splits, (A, B)."""
-        # ε1 goes from half the proposal beyond its double, ε2 from ε1 beyond restless.
+        """Return values of ε1, (A,), and ε2, (B,), near the proposal, and first splits, (A, B)."""
+        # ε1 ranges from half the proposal to more than its double, ε2 from ε1 to above restless.
         down = self.eps2 / min(self.eps1, self.eps2 / 2)
         first = [two_digits(self.eps1 * 2.0 ** (step / 3)) for step in STEPS]
         factors = [(down if step < 0 else 1.6) ** (step / 3) for step in STEPS]
@@ -109,21 +109,21 @@ class ThresholdProposal:
         found = []
         if self.falling > 0.2:
             found.append(
-                f"the mean update still fell by {self.falling:.0%} from the third to the last "
+                f"the mean update still decreased by {self.falling:.0%} from the third to the last "
                 "quarter of the rounds; give more --rounds"
             )
         if self.calm > 0.7 * self.restless:
             found.append(
-                "the mean update is nearly as long as the largest one: the clients go the same "
-                "way, and a split has little to gain"
+                "the mean update is nearly as long as the largest update: the clients move in "
+                "the same direction, and a split can gain little"
             )
         if np.isnan(self.first_split(self.eps1, self.eps2)):
-            found.append("within these rounds the proposal splits nothing; give more --rounds")
+            found.append("the proposal causes no split in these rounds; give more --rounds")
         return found
 
     @property
     def title(self) -> str:
-        """The run behind the proposal."""
+        """A description of the run."""
         config = self.config
         return (
             f"{config.method} without splits: {config.data}, {len(self.clients)} clients, "
@@ -132,12 +132,12 @@ class ThresholdProposal:
 
 
 def two_digits(value: float, *, up: bool = False) -> float:
-    """Cut to two significant digits, or raised to them: more would pretend to be exact."""
+    """Round down, or up, to two significant digits, because more digits would suggest precision."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (np.floor(np.log10(value)) - 1)
     steps = value / unit
-    # A number that has two digits already must not move for the sake of its last bit.
+    # A number with two digits must not change because of its last bit.
     whole = np.ceil(steps - 1e-9) if up else np.floor(steps + 1e-9)
     return float(f"{whole * unit:.2g}")
 
@@ -146,14 +146,14 @@ def two_digits(value: float, *, up: bool = False) -> float:
 def tune_clusters(
     request: RunConfig, *, on_round: Callable[[int], None] | None = None
 ) -> ThresholdProposal:
-    """Run a method of GCFL's kind without splits and record all norms.
+    """Run a method of the GCFL family without splits, and record all norms.
 
-    All clients take part, as they must in a round that splits. `rounds` is `ROUNDS` unless given;
-    `on_round` is called after each round with the number of rounds done.
+    All clients train, as in every round that splits. The default of `rounds` is `ROUNDS`.
+    `on_round` is called after each round with the number of finished rounds.
     """
     rounds = request.rounds or ROUNDS
     if rounds < LEAST_ROUNDS:
-        raise ConfigError(f"rounds is {rounds}; give at least {LEAST_ROUNDS} to see where it ends")
+        raise ConfigError(f"rounds is {rounds}; give at least {LEAST_ROUNDS} to see the trend")
     made = Problem.of(msgspec.structs.replace(request, rounds=rounds)).divide(request.seed)
     federation, config = made.federation, made.config
     task = federation.task.name
@@ -163,10 +163,10 @@ def tune_clusters(
     if len(federation) <= method.min_size:
         never = f"a cluster of {method.min_size} clients or fewer is never split"
         only = f"there are only {len(federation)} clients"
-        raise ConfigError(f"{never}, and {only}; nothing is to be tuned")
+        raise ConfigError(f"{never}, and {only}, so it has no thresholds")
     check_task(method, federation)
     device, engine = choose_device(config.device), choose_engine(config.engine)[0]
-    whole = replace(method, eps1=0.0)  # no norm is below zero, so that nothing is split
+    whole = replace(method, eps1=0.0)  # no norm is below zero, so there are no splits
     simulation = Simulation(
         federation, whole, engine=engine, seed=config.seed, device=device, chunk=config.chunk
     )
@@ -183,12 +183,12 @@ def tune_clusters(
 
 
 def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
-    """Norms, proposal and doubts; the command that uses it belongs below, unwrapped."""
+    """Return norms, proposal and warnings. The caller prints the command below, unwrapped."""
     parts: list[Part] = [heading(found.title), "", _norm_table(found), "", *reasons(found)]
     parts += [Words(f"But {line}.", "yellow") for line in found.warnings()]
     if grid:
         caption = (
-            "Rounds, counted from 0, in which the first split would come; – in none of these. The "
+            "Round of the first split, counted from 0; –: no split in these rounds. The "
             "proposal is the fourth row and column."
         )
         first, second, rounds = found.grid()
@@ -200,22 +200,22 @@ def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
 
 
 def reasons(found: ThresholdProposal) -> list[str]:
-    """One line for each of the two numbers, and one for their effect."""
+    """Return one line for each of the two numbers, and one for their effect."""
     first = found.first_split(found.eps1, found.eps2)
     when = f"in round {first:.0f}" if np.isfinite(first) else "in none of these rounds"
     return [
-        f"eps1 = {found.eps1:g}: the mean update is shorter in one round of ten, in the second "
+        f"eps1 = {found.eps1:g}: the 10th percentile of the mean update's norm in the second "
         f"half (median {found.calm:.3g})",
-        f"eps2 = {found.eps2:g}: the largest update is longer in all those rounds (median of the "
+        f"eps2 = {found.eps2:g}: just below the largest update in those rounds (median of the "
         f"second half {found.restless:.3g})",
-        f"The first split would come {when} (earliest: {found.may_split}).",
+        f"The first split would be {when} (earliest: {found.may_split}).",
     ]
 
 
 def command(found: ThresholdProposal) -> str:
-    """The command that runs the method with the proposal and the user's other options."""
+    """Return the command that runs the method with the proposal and the user's other options."""
     settings = {**found.request.set, "eps1": found.eps1, "eps2": found.eps2}
-    # The rounds were for tuning; a run takes the protocol's.
+    # The rounds were for tuning; a run uses the rounds of the protocol.
     return run_command(msgspec.structs.replace(found.request, rounds=None, set=settings))
 
 
@@ -233,7 +233,7 @@ def _norm_table(found: ThresholdProposal) -> Table:
 
 
 def threshold_files(found: ThresholdProposal) -> dict[str, object]:
-    """norms.csv, tune-clusters.json and tune-clusters.png, for `write_all`."""
+    """Return norms.csv, tune-clusters.json and tune-clusters.png, for `write_all`."""
     names = ["round", "mean", "largest", *(f"client {name}" for name in found.clients)]
     norms = np.column_stack([found.together, found.largest, found.norms])
     lines = [[n, *(f"{value:.6g}" for value in line)] for n, line in enumerate(norms)]
@@ -251,7 +251,7 @@ def threshold_files(found: ThresholdProposal) -> dict[str, object]:
 
 
 def summary(found: ThresholdProposal) -> dict[str, object]:
-    """The object that `--json` prints; rounds count from 0, null is never."""
+    """Return the object that `--json` prints. Rounds count from 0, and null means never."""
     config = found.config
     first, second, rounds = found.grid()
     return {
@@ -270,7 +270,7 @@ def summary(found: ThresholdProposal) -> dict[str, object]:
 
 
 def _norm_chart(found: ThresholdProposal) -> Chart:
-    """The norms and the two lines through them."""
+    """Plot the norms and the two thresholds."""
     rounds = np.arange(len(found.together))
     clients = [Line(rounds, norms, plot.GREY, width=0.8, opacity=0.7) for norms in found.norms.T]
     marks: list[plot.Mark] = [
@@ -283,6 +283,6 @@ def _norm_chart(found: ThresholdProposal) -> Chart:
     for name, value, colour in (("ε1", found.eps1, BLUE), ("ε2", found.eps2, RED)):
         words = f"{name} = {value:g}"
         marks.append(Rule(value, colour=colour, dash=plot.DASHED, width=1.2, text=words))
-    title = "Norms while nothing is split (shaded: what the proposal reads)"
+    title = "Norms without splits (shaded: rounds that determine the proposal)"
     x, y = Axis("round", 0, rounds[-1]), Axis("norm of the update", log=True)
     return Chart(title, x, y, tuple(marks), legend="below")

@@ -1,14 +1,15 @@
-"""The clusters of a GCFL run, and what clients gain by them: `atoll clusters`.
+"""The clusters of a GCFL run, and the clients' gains: `atoll clusters`.
 
 - The splits with round and reason, and the clusters in each round.
-- How different the graphs inside a cluster are, before and after each split (Fig. 3): means of
-  `compare_graphs` over the pairs of clients that share a cluster. `chance` is the share of random
-  clusters of the same sizes that are at least as alike: that some pairs are alike is no evidence.
-- Each client's gain over another run, usually Local (Tables 3 and 4, Figs. 6 to 8): means over
-  seeds of its accuracy here less its accuracy there.
+- The heterogeneity of the graphs inside a cluster, before and after each split (Fig. 3). It is the
+  mean of `compare_graphs` over the pairs of clients in one cluster. `chance` is the fraction of
+  random clusters of the same sizes that are at least as similar, because single similar pairs are
+  no evidence.
+- Each client's gain over another run, usually Local (Tables 3 and 4, Figs. 6 to 8). It is the mean
+  over seeds of the difference of its accuracies.
 
-Rounds count from 0, as in metrics.csv. Tree and heterogeneity are those of one seed, because every
-seed has other clusters; gains and losses are those of all.
+Rounds count from 0, as in metrics.csv. Tree and heterogeneity belong to one seed, because every
+seed has other clusters. Gains and losses cover all seeds.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from atoll.present.chart import MAX_ROWS, number_text
 from atoll.present.tables import Branch, Column, Part, Table, heading, make_table, quiet
 from atoll.present.terminal import counted
 
-SHUFFLES = 2000  # random clusters that the found ones are compared with
+SHUFFLES = 2000  # random clusters for the comparison
 
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """One run next to the one it is compared with. S seeds, K clients."""
+    """One run compared with the baseline. S seeds, K clients."""
 
-    name: str  # method and, if there is one, preset
+    name: str  # method and preset, if any
     accuracy: np.ndarray  # test accuracy as reported, (S, K)
-    gain: np.ndarray | None  # mean over seeds less that of the baseline, (K,)
+    gain: np.ndarray | None  # mean over seeds minus the mean of the baseline, (K,)
 
     @property
     def mean(self) -> float:
@@ -46,17 +47,17 @@ class Gain:
 
     @property
     def spread(self) -> float | None:
-        """The paper's ±: mean over clients of the standard deviation over seeds; None for one."""
+        """The paper's ±: mean over clients of the deviation over seeds, or None for one seed."""
         seeds = len(self.accuracy)
         return float(np.nanmean(self.accuracy.std(0, ddof=1))) if seeds > 1 else None
 
     def improved(self, *, ties: bool) -> int:
-        """Clients that gain; with `ties` also those that lose nothing, the paper's ratio."""
+        """Count clients that gain, with `ties` also those without a loss (the paper's ratio)."""
         # Means of the same accuracies in another order differ in the last digit.
         return 0 if self.gain is None else int((self.gain > (-1e-9 if ties else 1e-9)).sum())
 
     def summary(self) -> dict[str, object]:
-        """The object for JSON."""
+        """Return the object for JSON."""
         names = ("accuracy", "mean", "spread")
         found = {"run": self.name, **{name: getattr(self, name) for name in names}}
         if self.gain is None:
@@ -68,19 +69,19 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class ClusterStudy:
-    """The findings of `study_clusters`. R rounds, K clients."""
+    """The result of `study_clusters`. R rounds, K clients."""
 
     run: FinishedRun
     seed: int  # of the tree, the norms and the heterogeneity
     names: tuple[str, ...]  # of the clients
-    splits: list[Split]  # in the order in which they happened
+    splits: list[Split]  # in chronological order
     label: np.ndarray  # every client's cluster after each round, (R, K)
-    norms: np.ndarray  # of each client's update, (R, K); NaN in rounds without it
-    together: np.ndarray  # of its cluster's mean update, before this round's splits, (R, K)
-    pairs: PairHeterogeneity  # how different the graphs of every two clients are
-    gains: list[Gain]  # the run, those beside it, and the baseline last
-    others: list[FinishedRun]  # the runs behind the gains after the first
-    baseline: str | None = None  # name of the run that gains are over
+    norms: np.ndarray  # of each client's update, (R, K); NaN in rounds without an update
+    together: np.ndarray  # norm of its cluster's mean update, before this round's splits, (R, K)
+    pairs: PairHeterogeneity  # heterogeneity of every two clients' graphs
+    gains: list[Gain]  # the run, the other runs, and the baseline last
+    others: list[FinishedRun]  # the runs of the gains after the first
+    baseline: str | None = None  # name of the run that gains are measured against
 
     @property
     def rounds(self) -> int:
@@ -93,7 +94,7 @@ class ClusterStudy:
         return [np.flatnonzero(last == number).tolist() for number in range(last.max() + 1)]
 
     def eps(self, name: str) -> float:
-        """A hyper-parameter of the run."""
+        """Return a hyper-parameter of the run."""
         return float(self.run.result.hyperparameters[name])
 
     @property
@@ -102,7 +103,7 @@ class ClusterStudy:
         return [members for members in self.members if len(members) > 1]
 
     def within(self) -> list[tuple[int, float, float]]:
-        """After which round (-1: one cluster of all), and how different graphs inside then are."""
+        """Return the rounds of splits (-1: one cluster) and the heterogeneity after them."""
         lines = [(-1, np.zeros(self.label.shape[1], dtype=np.int64))]
         lines += [(round_, self.label[round_]) for round_ in sorted({s.round for s in self.splits})]
         return [(number, *self._inside(label)) for number, label in lines]
@@ -111,12 +112,12 @@ class ClusterStudy:
         return inside(self.pairs.structure, label), inside(self.pairs.features, label)
 
     def of_cluster(self, members: Sequence[int]) -> tuple[float, float]:
-        """Structure and feature heterogeneity between the clients of one cluster."""
+        """Return structure and feature heterogeneity between the clients of one cluster."""
         own = np.arange(self.label.shape[1])
         return self._inside(np.where(np.isin(own, members), 0, own + 1))
 
     def company(self) -> np.ndarray:
-        """Each client's mean structure heterogeneity to the others of its final cluster, (K,)."""
+        """Return each client's mean structure heterogeneity to its final cluster, (K,)."""
         last = self.label[-1]
         mates = (last[:, None] == last) & ~np.eye(len(last), dtype=bool)
         known = mates & np.isfinite(self.pairs.structure)
@@ -124,7 +125,7 @@ class ClusterStudy:
         return np.asarray(np.divide(total, count, out=np.full(len(last), np.nan), where=count > 0))
 
     def chance(self, matrix: np.ndarray) -> float:
-        """Share of random clusters of the same sizes that are at least as alike inside."""
+        """Return the fraction of random clusters of the same sizes that are at least as similar."""
         found, rng = inside(matrix, self.label[-1]), np.random.default_rng(0)
         if not np.isfinite(found) or not self.splits:
             return float("nan")
@@ -133,13 +134,13 @@ class ClusterStudy:
 
 
 def inside(matrix: np.ndarray, label: np.ndarray) -> float:
-    """Mean of a matrix of pairs over the pairs of different clients with one label."""
+    """Average a matrix over the pairs of different clients with the same label."""
     pairs = np.triu(label[:, None] == label, 1) & np.isfinite(matrix)
     return float(matrix[pairs].mean()) if pairs.any() else float("nan")
 
 
 def labels_by_round(splits: Sequence[Split], rounds: int, clients: int) -> np.ndarray:
-    """Every client's cluster after each round, (R, K), numbered as the server does."""
+    """Return every client's cluster after each round, (R, K), with the numbers of the server."""
     label = np.zeros((rounds, clients), dtype=np.int64)
     for number, split in enumerate(splits, start=1):
         label[split.round :, list(split.leave)] = number
@@ -154,10 +155,10 @@ def study_clusters(
     beside: Sequence[Path] = (),
     data: Data | None = None,
 ) -> ClusterStudy:
-    """Read a GCFL run, and others on the same clients to compare it with.
+    """Read a GCFL run, and other runs on the same clients for comparison.
 
-    Clients gain over the run in the folder `against`, usually Local; the runs in `beside` are shown
-    next to it. Without a `seed`, the tree is that of the first.
+    Gains are relative to the run in the folder `against`, usually Local. The runs in `beside`
+    appear next to it. Without a `seed`, the tree belongs to the first seed.
     """
     run = read_run(folder, data)
     config = run.config
@@ -168,7 +169,7 @@ def study_clusters(
     if run.method is None:
         problem = f"the run in '{folder}' was started in Python with a method object"
         hint = "run the method by its name"
-        raise ConfigError(f"{problem}, which its folder does not hold; {hint}")
+        raise ConfigError(f"{problem}, which its folder does not contain; {hint}")
     found = run.method.diagnostics(run.servers[number - config.seed])
     if "splits" not in found:
         raise ConfigError(f"{config.method} does not split clusters; this command needs gcfl")
@@ -187,7 +188,7 @@ def study_clusters(
 
 
 def gains_of(runs: Sequence[FinishedRun], baseline: FinishedRun | None) -> list[Gain]:
-    """Every run's accuracies, and what its clients gain over the baseline's."""
+    """Return every run's accuracies, and its clients' gains over the baseline."""
     found, plain = [], [run_name(run) for run in runs]
     for run, name in zip(runs, plain, strict=True):
         accuracy, gain = run.result.of_clients(), None
@@ -200,36 +201,36 @@ def gains_of(runs: Sequence[FinishedRun], baseline: FinishedRun | None) -> list[
 
 
 def run_name(run: FinishedRun) -> str:
-    """Method and preset, as in "gcfl plus"."""
+    """Return method and preset, such as "gcfl plus"."""
     preset = run.config.set.get("preset", "")
     return f"{run.config.method} {preset}".strip()
 
 
 def cluster_parts(found: ClusterStudy) -> list[Part]:
-    """Everything that fits a terminal."""
+    """Return the tables and the tree for a terminal."""
     parts: list[Part] = [heading(title(found)), "", _tree(found), ""]
     if found.splits:
         caption = (
-            "Mean over pairs of clients in one cluster, of GCFL's measures between their graphs "
-            "(nats). chance: share of random clusters of the same sizes that are at least as alike."
+            "Mean of GCFL's measures between graphs, over pairs of clients in one cluster "
+            "(nats). chance: share of random clusters of equal sizes that are at least as similar."
         )
         parts += [_heterogeneity_table(found), quiet(caption), ""]
     caption = (
-        "Test accuracy in percent, every client alike. ±: mean over clients of the standard "
+        "Test accuracy in percent, equal weight per client. ±: mean over clients of the standard "
         "deviation over seeds."
     )
     if found.baseline is None:
-        caption += " Who gains: give the folder of a run of local with --against."
+        caption += " For gains, give the folder of a run of local with --against."
     else:
         caption += (
             f" Gains are points over {found.baseline}, per client, of means over seeds; the "
-            "paper's ratio counts those that are not worse."
+            "paper's ratio counts clients that are not worse."
         )
     return [*parts, _gain_table(found), quiet(caption)]
 
 
 def title(found: ClusterStudy) -> str:
-    """Which run this is."""
+    """Describe the run."""
     config = found.run.config
     return (
         f"{run_name(found.run)} on {config.data}, {counted(len(found.names), 'client')}, "
@@ -239,7 +240,7 @@ def title(found: ClusterStudy) -> str:
 
 
 def _tree(found: ClusterStudy) -> Branch:
-    """Each split with its round and its reason; larger sides stay, so that it never gets deep."""
+    """Draw each split with its round and reason. Larger sides stay, so the tree is never deep."""
     splits = {tuple(sorted((*split.stay, *split.leave))): split for split in found.splits}
 
     def grow(branch: Branch, members: tuple[int, ...]) -> Branch:
@@ -267,7 +268,7 @@ def _clients(members: Sequence[int], found: ClusterStudy) -> str:
 def _heterogeneity_table(found: ClusterStudy) -> Table:
     lines: list[tuple[str, Sequence[float]]] = []
     for number, *values in found.within():
-        name = "all clients in one" if number < 0 else f"after the splits of round {number}"
+        name = "all clients in one cluster" if number < 0 else f"after the splits of round {number}"
         lines.append((name, values))
     kinds = found.pairs.structure, found.pairs.features
     lines.append(("chance", [found.chance(matrix) for matrix in kinds]))
@@ -296,7 +297,7 @@ def _gain_table(found: ClusterStudy) -> Table:
 
 
 def summary(found: ClusterStudy) -> dict[str, object]:
-    """The object that `--json` prints and `clusters.json` holds; rounds count from 0."""
+    """Return the object of `--json` and `clusters.json`. Rounds count from 0."""
     config = found.run.config
     kinds = ("structure", "features")
     matrices = {name: getattr(found.pairs, name) for name in kinds}

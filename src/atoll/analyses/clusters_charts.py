@@ -1,4 +1,4 @@
-"""The files of `atoll clusters`: tree over rounds, norms, heterogeneity, losses, gains."""
+"""The files of `atoll clusters`: tree over rounds, norms, heterogeneity, losses and gains."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atoll.present import chart as plot
 from atoll.present.chart import Axis, Chart, Line, Mark, Panels, Rule, Texts, colour_of, titled
 
 PANELS = 6
-"""Panels of the picture of norms: the largest clusters, and all other clients in the last."""
+"""Panels of the plot of norms: the largest clusters, and all other clients in the last panel."""
 
 
 def cluster_files(found: ClusterStudy) -> dict[str, object]:
-    """clusters.json and the pictures, for `write_all`; without a baseline no gains are shown."""
+    """Return clusters.json and the pictures, for `write_all`. Gains need a baseline."""
     about = title(found)
     return {
         "clusters.json": summary(found),
@@ -34,7 +34,7 @@ def _largest_first(clusters: list[list[int]]) -> list[list[int]]:
 
 
 def colours(found: ClusterStudy) -> list[str]:
-    """Each client's colour: that of its final cluster, the largest first; grey for loners."""
+    """Return each client's colour by its final cluster, largest first. Single clients are grey."""
     colour = [plot.GREY] * len(found.names)
     for place, members in enumerate(_largest_first(found.several)):
         for member in members:
@@ -43,7 +43,7 @@ def colours(found: ClusterStudy) -> list[str]:
 
 
 def rows(found: ClusterStudy) -> list[int]:
-    """The clients in an order in which the clusters of every round stand together."""
+    """Sort the clients so that the clusters of every round are contiguous."""
     order = [list(range(len(found.names)))]
     for split in found.splits:
         place = next(i for i, group in enumerate(order) if split.stay[0] in group)
@@ -52,9 +52,9 @@ def rows(found: ClusterStudy) -> list[int]:
 
 
 def boxes(found: ClusterStudy) -> list[tuple[list[int], int, int]]:
-    """Members of every cluster that ever was, its first round, and the round after its last."""
+    """Return the members of every cluster, its first round, and the round after its last."""
     now, done = {tuple(range(len(found.names))): 0}, []
-    for split in found.splits:  # a split takes effect at the end of its round: one later
+    for split in found.splits:  # a split takes effect at the end of its round: one round later
         whole = tuple(sorted((*split.stay, *split.leave)))
         done.append((list(whole), now.pop(whole), split.round + 1))
         now |= {tuple(sorted(side)): split.round + 1 for side in (split.stay, split.leave)}
@@ -62,7 +62,7 @@ def boxes(found: ClusterStudy) -> list[tuple[list[int], int, int]]:
 
 
 def tree_chart(found: ClusterStudy, about: str) -> Panels:
-    """A box for every cluster, from the round in which it came about to the one that split it."""
+    """Draw a box for every cluster, from its first round to the round of its split."""
     order, colour = rows(found), colours(found)
     row_of = {client: row for row, client in enumerate(order)}
     marks: list[Mark] = []
@@ -75,36 +75,36 @@ def tree_chart(found: ClusterStudy, about: str) -> Panels:
     for split in found.splits:
         ends = [float(np.mean([row_of[one] for one in side])) for side in (split.stay, split.leave)]
         marks.append(Line([split.round + 1] * 2, ends, plot.SOFT, width=1.2))
-    # The rounds of the splits stand above the picture; those without room are left out.
+    # The rounds of the splits are above the picture, except those without space.
     last, turned = -np.inf, len(found.splits) > 12
     for number in sorted({split.round for split in found.splits}):
         if number - last >= 0.022 * found.rounds:
             marks.append(Rule(number + 1, upright=True, width=0, text=str(number), turned=turned))
             last = number
     words = plot.named("", [found.names[client] for client in order], most=len(order))
-    y_name = "client (coloured: final clusters; grey: on its own)"
+    y_name = "client (coloured: final clusters; grey: single client)"
     y = Axis(y_name, len(order) - 0.4, -0.6, ticks=words.ticks)
     chart = Chart("", Axis("round", 0, found.rounds), y, tuple(marks))
     return titled(about, chart, (12, min(2.6 + 0.3 * len(order), 16)))
 
 
 def _split_rules(found: ClusterStudy, members: Sequence[int]) -> list[Mark]:
-    """A dotted line for each split that some of these clients went through."""
+    """Draw a dotted line for each split of a cluster with some of these clients."""
     rounds = {s.round for s in found.splits if set(members) & {*s.stay, *s.leave}}
     return [Rule(at, upright=True, colour=plot.EDGE, dash=plot.DOTTED, width=0.8) for at in rounds]
 
 
 def norm_charts(found: ClusterStudy, about: str) -> Panels:
-    """Norms of the clients' updates, a panel for each final cluster (Fig. 1)."""
+    """Plot the norms of the clients' updates, with a panel per final cluster (Fig. 1)."""
     groups = _panels(found)
     charts = [_norm_chart(found, text, members) for text, members in groups]
-    # Only the last panel has room for the names of ε1 and ε2.
+    # Only the last panel has space for the names of ε1 and ε2.
     charts[-1] = _norm_chart(found, *groups[-1], named=True)
     arranged = plot.in_rows(charts)
-    # One panel alone would be narrower than the title.
+    # A single panel would be narrower than the title.
     size = max(8.0, 4.6 * len(arranged[0]) + 1), 3.2 * len(arranged) + 0.9
     title = f"Norms of the updates (black: mean update of the cluster)\n{about}"
-    x, y = "round (dotted: splits that these clients went through)", "norm of the update"
+    x, y = "round (dotted: splits of these clients)", "norm of the update"
     return Panels(title, arranged, size, shared="xy", x=x, y=y)
 
 
@@ -118,7 +118,7 @@ def _norm_chart(found: ClusterStudy, text: str, members: list[int], named: bool 
             marks.append(Texts([rounds[-1]], [end], [name], place="right", size=7))
     if len({found.label[-1, member] for member in members}) == 1:
         marks.append(Line(rounds, found.together[:, members[0]], plot.BLACK, width=1.4))
-    # A threshold that is far from all norms would leave no room for them.
+    # A threshold far from all norms would leave no space for them.
     low, high = np.nanmin(found.together), np.nanmax(found.norms)
     for name, value in (("ε1", found.eps("eps1")), ("ε2", found.eps("eps2"))):
         if low / 5 < value < 5 * high:
@@ -128,26 +128,26 @@ def _norm_chart(found: ClusterStudy, text: str, members: list[int], named: bool 
 
 
 def _panels(found: ClusterStudy) -> list[tuple[str, list[int]]]:
-    """The largest final clusters, and the clients of all others together."""
+    """Return the largest final clusters, and the clients of all others together."""
     ordered, several = _largest_first(found.members), _largest_first(found.several)
     shown = several if len(ordered) == len(several) <= PANELS else several[: PANELS - 1]
     rest = sorted(member for members in ordered[len(shown) :] for member in members)
     panels = [(_short(members, found), members) for members in shown]
     if rest:
         alone = len(ordered) - len(shown) == len(rest)
-        kind = "on their own" if alone else "in other clusters"
+        kind = "single clients" if alone else "in other clusters"
         panels.append((f"{kind}: {_short(rest, found)}", rest))
     return panels
 
 
 def _short(members: list[int], found: ClusterStudy) -> str:
-    """Names of some clients, cut where there are too many."""
+    """Format the names of clients, shortened if they are many."""
     text = ", ".join(found.names[member] for member in members)
     return text if len(text) <= 44 else text[:43] + "…"
 
 
 def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
-    """How different graphs inside clusters are: over rounds, and in each final cluster (Fig. 3)."""
+    """Plot the heterogeneity inside clusters: over rounds, and in each final cluster (Fig. 3)."""
     lines, several = np.array(found.within()), _largest_first(found.several)[:12]
     at = np.append(np.maximum(lines[:, 0], 0), found.rounds)
     over, bars = list[Mark](), list[Mark]()
@@ -160,7 +160,7 @@ def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
         spots = np.arange(len(several)) + 0.4 * place - 0.2
         bars += [all_clients, plot.Bars(spots, heights[:, place], width=0.38, colour=colour)]
     top = 1.05 * float(np.nanmax([*lines[:, 1:].ravel(), *heights.ravel()]))
-    room = max(0.6, (5 - len(several)) / 2)  # one cluster would get bars as wide as a wall
+    room = max(0.6, (5 - len(several)) / 2)  # a single cluster would have very wide bars
     names = [", ".join(found.names[member] for member in members) for members in several]
     ticks = [(float(i), "\n".join(textwrap.wrap(text, 16)[:6])) for i, text in enumerate(names)]
     x = Axis("round", 0, found.rounds)
@@ -169,12 +169,12 @@ def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
     title = "In each final cluster (dashed: all clients)"
     by_round = Chart("Over the rounds", x, y, tuple(over), legend="lower left")
     by_cluster = Chart(title, clusters, Axis("", 0, top), tuple(bars))
-    title = f"How different the graphs inside a cluster are\n{about}"
+    title = f"Heterogeneity of the graphs inside a cluster\n{about}"
     return Panels(title, ((by_round, by_cluster),), (13, 5), widths=(1, 1.3))
 
 
 def loss_chart(found: ClusterStudy, about: str) -> Panels:
-    """Test losses, mean and spread over the clients of all seeds (Fig. 4)."""
+    """Plot test losses: mean and standard deviation over the clients of all seeds (Fig. 4)."""
     marks: list[Mark] = _split_rules(found, range(len(found.names)))
     tops: list[float] = []
     for place, run in enumerate((found.run, *found.others)):
@@ -191,7 +191,7 @@ def loss_chart(found: ClusterStudy, about: str) -> Panels:
 
 
 def accuracy_chart(found: ClusterStudy, about: str) -> Panels:
-    """What clients get against how different those are whom they trained with (after Fig. 5)."""
+    """Plot clients' accuracy against the heterogeneity of their cluster (after Fig. 5)."""
     company = found.company()
     accuracy = 100 * found.gains[0].accuracy[found.seed - found.run.config.seed]
     colour = colours(found)
@@ -201,15 +201,15 @@ def accuracy_chart(found: ClusterStudy, about: str) -> Panels:
         marks.append(plot.Dots(*spot, colour[client], size=8))
         marks.append(Texts(*spot, [found.names[client]], place="corner", size=8))
     loners = int(np.isnan(company).sum())
-    note = f" ({loners} on their own are left out)" if loners else ""
+    note = f" (without {loners} single clients)" if loners else ""
     x = "mean structure heterogeneity to the other clients of its cluster (nats)"
     chart = Chart("", Axis(x, room=0.12), Axis("test accuracy, %", room=0.12), tuple(marks))
-    title = f"Accuracy, and how different the rest of the cluster is{note}\n{about}"
+    title = f"Accuracy and heterogeneity to the rest of the cluster{note}\n{about}"
     return titled(title, chart, (8, 5.4))
 
 
 def gain_chart(found: ClusterStudy, about: str) -> Panels:
-    """What each client gains, a violin for each run (Figs. 6 to 8)."""
+    """Plot each client's gain, with a violin per run (Figs. 6 to 8)."""
     compared = [(gain, gain.gain) for gain in found.gains if gain.gain is not None]
     marks: list[Mark] = [Rule(0)]
     rng = np.random.default_rng(0)
@@ -228,4 +228,4 @@ def gain_chart(found: ClusterStudy, about: str) -> Panels:
     x = Axis("", -0.6, max(len(compared), 2) - 0.4, ticks=ticks)
     chart = Chart("", x, Axis("points of test accuracy (line: mean)"), tuple(marks))
     size = max(8, 2 + 2.2 * len(compared)), 5.4
-    return titled(f"What each client gains over {found.baseline}\n{about}", chart, size)
+    return titled(f"Each client's gain over {found.baseline}\n{about}", chart, size)

@@ -1,20 +1,21 @@
-"""What one client's participation does to each class (FedTAD, Section 3): `atoll contribution`.
+"""The effect of one client on each class (FedTAD, Section 3): `atoll contribution`.
 
-A method is trained twice, on all clients and on all but one, and the two global models are compared
-class by class. Both trainings share everything but the client: partition, split, initial model and
-the others' noise, which follows a client's own number (`Federation.numbers`) and not its place.
+We train a method twice, on all clients and on all except one, and compare the two global models by
+class. Both trainings share everything except the client: partition, split, initial model and the
+others' noise, which depends on a client's number (`Federation.numbers`) and not on its position.
 
-How the two models are scored, on the test nodes of *all* clients, the absent one's too:
+We evaluate both models on the test nodes of *all* clients, including the absent client:
 
-- The round is the one with the best accuracy over the validation nodes of those who took part, the
-  earliest of equals. The absent client's nodes have no say in it. Test nodes are read once.
-- That round's deployed model then predicts on every client's own graph *without any private state*
-  (`state=None`), as it would for a newcomer: the absent client has none, and giving one to the
-  others alone would compare two kinds of model. (FedATH's private edge weights are left out so.)
-- Counts are added up over clients; a class's accuracy is its recall.
+- The selected round has the best accuracy over the validation nodes of the clients that trained.
+  The earliest round wins ties. The absent client's nodes have no influence. Test nodes are read
+  once.
+- The deployed model of that round then predicts on every client's graph *without any private state*
+  (`state=None`), as for a new client. The absent client has no state, and states only for the
+  others would compare two kinds of model. (This excludes FedATH's private edge weights.)
+- We sum counts over clients. The accuracy of a class is its recall.
 
-With several seeds the partition and what `vary` (`atoll.data.isolate`) draws stay those of the
-first one, because client 3 must stay client 3; split, initial model and dropout change.
+With several seeds, the partition and the draws of `vary` (`atoll.data.isolate`) belong to the first
+seed, because client 3 must stay client 3. Split, initial model and dropout change.
 """
 
 from __future__ import annotations
@@ -50,53 +51,53 @@ from atoll.present.tables import Part, Table, heading, make_table, quiet
 from atoll.present.terminal import last_validation
 
 OnRound = Callable[[int, bool, int], None]
-"""Called with the seed, whether the client takes part, and how many rounds are done."""
+"""Called with the seed, whether the client trains, and the number of finished rounds."""
 _VARIED = {"nodes": "node", "topology": "topology", "class-topology": "class-wise topology"}
 _MEASURES = ("train", "train_all", "test", "homophily", "homophily_others")
 
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """One class, or one group of clients. S seeds; NaN where a number is not defined."""
+    """Accuracy with and without one client, for a class or a group. S seeds, NaN if undefined."""
 
-    name: str  # the class's number, or whose nodes these are
-    train: float  # training nodes of the client in question, mean over seeds
+    name: str  # the class's number, or the group of clients
+    train: float  # training nodes of the measured client, mean over seeds
     train_all: float  # training nodes of all clients
-    test: float  # test nodes behind the accuracies
-    homophily: float  # of the client in question: the class's (FedTAD, Eq. 2), or of all edges
+    test: float  # test nodes of the accuracies
+    homophily: float  # of the measured client: of the class (FedTAD, Eq. 2), or of all edges
     homophily_others: float  # mean over the other clients
     present: np.ndarray  # accuracy with the client, (S,)
-    absent: np.ndarray  # accuracy without it, (S,)
+    absent: np.ndarray  # accuracy without the client, (S,)
 
     @property
     def gain(self) -> np.ndarray:
-        """What the client's participation adds, seed by seed, (S,)."""
+        """The gain by the client's participation for each seed, (S,)."""
         return np.asarray(self.present - self.absent)
 
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """The findings of `contribution`. S seeds, K clients, C classes."""
+    """The result of `contribution`. S seeds, K clients, C classes."""
 
-    config: RunConfig  # resolved: every choice named
-    client: int  # the number of the client in question
+    config: RunConfig  # resolved, with all defaults
+    client: int  # the number of the measured client
     vary: str  # one of `atoll.data.isolate.VARY`
     ratio: float  # random edges of the topology variations
     train: np.ndarray  # training nodes, (S, K, C)
-    homophily: np.ndarray  # edge homophily, (K,); NaN where a client has no edge
-    class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN where no edge touches the class
+    homophily: np.ndarray  # edge homophily, (K,); NaN if a client has no edge
+    class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN if no edge touches the class
     present: np.ndarray  # test nodes with the client, true by predicted class, (S, K, C, C)
-    absent: np.ndarray  # the same without it
-    best: np.ndarray  # the picked round with and without it, (S, 2)
-    about: dict[str, Any]  # how the federation was made
-    notes: tuple[str, ...] = ()  # of the loader of the user's own data
+    absent: np.ndarray  # the same without the client
+    best: np.ndarray  # the selected round with and without the client, (S, 2)
+    about: dict[str, Any]  # description of the federation
+    notes: tuple[str, ...] = ()  # notes of the loader about the user's own data
 
     @property
     def clients(self) -> int:
         return int(self.train.shape[1])
 
     def classes(self) -> list[Effect]:
-        """A row for each class, over the test nodes of all clients."""
+        """Return a row for each class, over the test nodes of all clients."""
         own, others = _own_and_others(self.class_homophily, self.client)
         train = self.train.mean(0)
         test = self.present.sum((1, 3)).mean(0)
@@ -109,7 +110,7 @@ class Contribution:
         return [Effect(str(number), *counts, *both) for number, (counts, both) in rows]
 
     def groups(self) -> list[Effect]:
-        """Rows for the test nodes of all clients, of the one in question, and of the others."""
+        """Return rows for the test nodes of all clients, of the client, and of the others."""
         own, others = _own_and_others(self.homophily[:, None], self.client)
         mine = np.arange(self.clients) == self.client
         train = self.train.mean(0).sum(1)
@@ -125,9 +126,9 @@ class Contribution:
         return rows
 
     def correlations(self) -> dict[str, dict[str, float]]:
-        """Spearman's ρ and its p-value between the classes' mean gains and what may explain them.
+        """Return Spearman's ρ and its p-value between the classes' mean gains and explanations.
 
-        A client is strong or weak in a class by its homophily less the others' mean: "advantage".
+        "advantage" is the client's homophily in a class minus the mean of the others.
         """
         rows = self.classes()
         gain = np.array([mean(row.gain) for row in rows])
@@ -135,31 +136,31 @@ class Contribution:
         own = np.array([row.homophily for row in rows])
         others = np.array([row.homophily_others for row in rows])
         causes = {"labels": share, "homophily": own, "homophily_advantage": own - others}
-        # Equal shares differ in the last digit.
+        # Equal fractions differ in the last digit.
         found = {k: rank_correlation(gain, np.round(cause, 12)) for k, cause in causes.items()}
         return {name: {"rho": rho, "p": p} for name, (rho, p) in found.items()}
 
 
 def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """The client's row, (C,), and the mean of the other rows where they are defined, (C,)."""
+    """Return the client's row, (C,), and the mean of the other defined rows, (C,)."""
     others = np.delete(values, client, axis=0).T
     return values[client], mean_over_clients(others, np.ones(others.shape[1]))
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """The part by the whole; NaN where there is none."""
+    """Divide the part by the whole. The result is NaN if the whole is zero."""
     nothing = np.full(whole.shape, np.nan)
     return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0))
 
 
 def mean(values: np.ndarray) -> float:
-    """Over the seeds that have a number; NaN if none has."""
+    """Average over the seeds that have a number, or return NaN if no seed has one."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else float("nan")
 
 
 def std(values: np.ndarray) -> float | None:
-    """Standard deviation over the seeds that have a number; None for one."""
+    """Return the standard deviation over the seeds with a number, or None for one seed."""
     known = values[np.isfinite(values)]
     return float(known.std(ddof=1)) if known.size > 1 else None
 
@@ -173,10 +174,10 @@ def contribution(
     ratio: float | None = None,
     on_round: OnRound | None = None,
 ) -> Contribution:
-    """Train with and without a client, for every seed, and score both models class by class.
+    """Train with and without a client, for every seed, and evaluate both models by class.
 
-    `evaluate` and `compat` of the request have no effect. `vary` is one of `VARY`; `ratio` is for
-    the random edges of its topologies, by default `RATIO`.
+    `evaluate` and `compat` of the request have no effect. `vary` is one of `VARY`. `ratio` is the
+    fraction of random edges in its topologies, with the default `RATIO`.
     """
     problem = Problem.of(request)
     ratio = _check_question(problem.config, vary, ratio)
@@ -196,7 +197,7 @@ def contribution(
         present.append(arms[0].confusion)
         absent.append(arms[1].confusion)
         best.append([arm.best for arm in arms])
-    # Neither partition nor edges change with the seed. Walks and random graphs are not shown.
+    # Partition and edges do not change with the seed. Walks and random graphs are not shown.
     measured = describe(federation, walks=1, shape=False)
     homophily = measured.homophily, measured.class_homophily
     counts = np.stack(present), np.stack(absent), np.array(best)
@@ -207,8 +208,8 @@ def contribution(
 def _divider(
     problem: Problem, first: int
 ) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
-    """The clients by the seed of their split, the completed configuration, the loader's notes."""
-    # The partition is always that of the first seed; a federation in one file has only one.
+    """Return the clients by split seed, the complete configuration, and the loader's notes."""
+    # The partition is always that of the first seed; a federation file has only one.
     if problem.divided is not None:
         made = problem.divide(first)
         need_one_graph(made.federation)
@@ -227,26 +228,26 @@ def _divider(
 
 
 def _check_question(config: RunConfig, vary: str, ratio: float | None) -> float:
-    """Refuse what has no answer before any data are loaded; the ratio."""
+    """Raise an error for invalid options before loading data. Return the ratio."""
     check_name("value of --vary", vary, VARY)
     if build_method(config, features=1, classes=2).scored_as() != "global":
         raise ConfigError(
-            f"{config.method} gives every client a model of its own, so that there is no global "
-            "model to score with and without a client; choose another --method"
+            f"{config.method} trains a separate model for every client, so there is no global "
+            "model to evaluate with and without a client; choose another --method"
         )
     if ratio is None:
         return RATIO
     if not vary.endswith("topology"):
         why = f"--ratio is for random edges, but --vary is {vary}"
-        raise ConfigError(f"{why}; leave it out or vary the topology")
+        raise ConfigError(f"{why}; remove it or vary the topology")
     return ratio
 
 
 class ScoredTraining(NamedTuple):
     """One of the two trainings."""
 
-    confusion: np.ndarray  # counts of the picked model on each client's test nodes, (K, C, C)
-    best: int  # the round that was picked
+    confusion: np.ndarray  # counts of the selected model on each client's test nodes, (K, C, C)
+    best: int  # the selected round
 
 
 def with_and_without(
@@ -259,9 +260,9 @@ def with_and_without(
     config: RunConfig | None = None,
     on_round: OnRound | None = None,
 ) -> tuple[ScoredTraining, ScoredTraining]:
-    """Train on all clients and on all but one; score both models on all clients' test nodes.
+    """Train on all clients and on all except one. Evaluate both models on all clients' test nodes.
 
-    The method must deploy one model for all. Both trainings have the same `seed`; `config` gives
+    The method must deploy one model for all. Both trainings have the same `seed`. `config` provides
     engine, device, chunk and fraction of clients per round.
     """
     check_client_number(federation, client)
@@ -284,32 +285,32 @@ def with_and_without(
 def _best_model(
     experiment: Experiment, on_round: Callable[[int], None] | None
 ) -> tuple[Message, int]:
-    """The deployed model of the best validation round, and that round."""
+    """Return the deployed model of the best validation round, and that round."""
     run = Run(experiment)
     run.start()
     best, score, model = 0, float("nan"), None
     while not run.finished:
         run.one_round()
         now = last_validation(run.history, RunConfig())
-        # Without validation nodes every score is NaN, and the last round is taken.
+        # Without validation nodes every score is NaN, and the last round is selected.
         if model is None or np.isnan(score) or now > score:
             best, score = run.history.rounds - 1, now
             model = experiment.method.deploy(run.server)
         if on_round is not None:
             on_round(run.history.rounds)
     if not isinstance(model, ToAll):
-        problem = f"{type(experiment.method).__name__} sends each client something else"
-        none = "there is no global model to score"
-        raise ConfigError(f"{problem}, so that {none}; choose another method")
+        problem = f"{type(experiment.method).__name__} sends different models to the clients"
+        none = "there is no global model to evaluate"
+        raise ConfigError(f"{problem}, so {none}; choose another method")
     return model, best
 
 
 def contribution_parts(found: Contribution) -> list[Part]:
-    """The table and its reading, for the terminal."""
+    """Return the table and its interpretation, for the terminal."""
     several = "; mean ± standard deviation over seeds, differences by seed"
     caption = (
-        "Test nodes of all clients that the global model labels right, in percent (a class: its "
-        "recall), at the best validation round of those who took part"
+        "Correct test nodes of all clients by the global model, in percent (a class: its "
+        "recall), at the best validation round of the clients that trained"
         + (several if found.config.seeds > 1 else "")
         + f". train: training nodes of client {found.client} | of all clients; φ: homophily of the "
         f"class (row all: of all edges) at client {found.client} | mean of the others."
@@ -318,18 +319,18 @@ def contribution_parts(found: Contribution) -> list[Part]:
 
 
 def title(found: Contribution) -> str:
-    """The question that was asked."""
+    """Describe the question."""
     config = found.config
-    extra = f", {_VARIED[found.vary]} variation alone" if found.vary != "none" else ""
+    extra = f", {_VARIED[found.vary]} variation only" if found.vary != "none" else ""
     return (
-        f"What client {found.client} of {found.clients} does to each class: {config.data}, "
+        f"Effect of client {found.client} of {found.clients} on each class: {config.data}, "
         f"{config.partition}{extra}, {config.method}, rounds {config.rounds}, seeds {config.seeds}"
     )
 
 
 def reading_of(found: Contribution) -> str:
-    """One sentence: do the gains follow labels, or homophily?"""
-    names = ("its share of the labels", "its homophily", "its homophily less the others'")
+    """State in one sentence whether the gains follow labels or homophily."""
+    names = ("its share of the labels", "its homophily", "its homophily minus the others'")
     parts = []
     for name, values in zip(names, found.correlations().values(), strict=True):
         rho, p = values["rho"], values["p"]
@@ -358,13 +359,13 @@ def _percent(values: np.ndarray, *, sign: str = "", spread: bool = True) -> str:
     value, deviation = 100 * mean(values), std(values)
     if not np.isfinite(value):
         return "–"
-    # Rounded first: a loss of a thousandth is not "-0.0".
+    # Rounding first avoids "-0.0".
     text = f"{round(value, 1) + 0.0:{sign}.1f}"
     return text if deviation is None or not spread else f"{text} ± {100 * deviation:.1f}"
 
 
 def contribution_files(found: Contribution) -> dict[str, object]:
-    """contribution.csv (by seed), contribution.json and contribution.png, for `write_all`."""
+    """Return contribution.csv (by seed), contribution.json and .png, for `write_all`."""
     lines = []
     for place in range(found.config.seeds):
         for row in (*found.classes(), *found.groups()):
@@ -382,7 +383,7 @@ def contribution_files(found: Contribution) -> dict[str, object]:
 
 
 def summary(found: Contribution) -> dict[str, object]:
-    """The object that `--json` prints and `contribution.json` holds; null for undefined."""
+    """Return the object of `--json` and `contribution.json`, with null for undefined."""
     config = found.config
     names = ("partition", "split", "protocol", "rounds", "seeds", "seed")
     return {
@@ -410,10 +411,10 @@ def _row_summary(row: Effect) -> dict[str, object]:
 
 
 def chart(found: Contribution) -> Panels:
-    """Labels and homophily of each client, and the client's effect on each class."""
+    """Plot labels and homophily of each client, and the client's effect on each class."""
     classes = found.train.shape[2]
     maps = 1.4 + 0.36 * min(max(found.clients, 3), plot.MAX_ROWS)
-    frame = (found.client, 0, 1, classes)  # around the client in question
+    frame = (found.client, 0, 1, classes)  # around the measured client
     x, y = named("class", range(classes)), named("client", range(found.clients), down=True)
     counts, phi = found.train.mean(0), found.class_homophily
     heat = plot.Heat(counts, number_words(counts, 0), frame=frame)
@@ -429,7 +430,7 @@ def chart(found: Contribution) -> Panels:
 def _bars(found: Contribution) -> Chart:
     rows = [*found.classes(), found.groups()[0]]
     at = np.arange(len(rows), dtype=float)
-    at[-1] += 0.4  # the last pair is no class
+    at[-1] += 0.4  # the last pair is not a class
     several = found.config.seeds > 1
     top = np.zeros(len(rows))
     marks: list[plot.Mark] = []
@@ -451,5 +452,5 @@ def _bars(found: Contribution) -> Chart:
     ticks = [(float(x), row.name) for x, row in zip(at, rows, strict=True)]
     words = "Accuracy of the global model on all clients' test nodes (numbers: points gained"
     wide = Axis("class", at[0] - 0.6, at[-1] + 0.6, ticks=ticks)
-    high = Axis("test nodes labelled right, %", 0, max(float(top.max()), 1.0) * 1.12)
+    high = Axis("correct test nodes, %", 0, max(float(top.max()), 1.0) * 1.12)
     return Chart(f"{words}{over})", wide, high, tuple(marks), legend="above")

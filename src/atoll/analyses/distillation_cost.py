@@ -1,13 +1,14 @@
-"""FedTAD's complexity in numbers: how its cost grows with every size that its formula names.
+"""Check FedTAD's complexity numerically: the growth of its cost with every size in its formula.
 
-The paper (Result 6) states, for walks of p steps, B pseudo nodes, N clients, f features, c classes,
-noise of width z, I iterations with I_g steps of the generator and I_d of the model:
+The paper (Result 6) states two costs for walks of p steps, B pseudo nodes, N clients, f features,
+c classes and noise of width z. Each of I iterations has I_g steps of the generator and I_d steps
+of the model:
 
     client  O(p B) for the walks, O(m) for the reliability of m edges
     server  O(I (I_g B f (z + B + N c) + I_d B f N c))
 
-One size at a time doubles from a small base. The cost is counted in multiplications of matrices,
-which repeats exactly, and in processor seconds, which do not.
+One size at a time doubles from a small base. We measure the cost in multiplications of matrices,
+which are deterministic, and in CPU seconds, which are not.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from atoll.present.tables import make_table
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes in the formula, with the base from which each is doubled."""
+    """The sizes in the formula, with their base values."""
 
     walk: int = 4  # p
     nodes: int = 800  # of a client, for the walks
@@ -59,11 +60,11 @@ STATED = {
     "noise": ("z", "server", 1.0),
     "iterations": ("I", "server", 1.0),
 }
-"""Each size: its letter, who pays, and the largest exponent that the formula allows."""
+"""The letter of each size, the party that pays, and the largest exponent in the formula."""
 
 
 def client_work(sizes: Sizes) -> Callable[[], object]:
-    """Walk returns of a random graph (Eq. 3)."""
+    """Make a task that computes walk returns of a random graph (Eq. 3)."""
     generator = torch.Generator().manual_seed(0)
     shape = (2, sizes.nodes * sizes.degree // 2)
     edges = torch.randint(sizes.nodes, shape, generator=generator)
@@ -72,7 +73,7 @@ def client_work(sizes: Sizes) -> Callable[[], object]:
 
 
 def server_work(sizes: Sizes) -> Callable[[], object]:
-    """A round's distillation with fresh networks in the place of trained ones."""
+    """Make a task that distils for one round with untrained networks."""
     net = GCN(sizes.features, sizes.classes, hidden=sizes.hidden)
     method = FedTAD(net, pseudo_nodes=sizes.pseudo, noise_size=sizes.noise)
     method = replace(method, iterations=sizes.iterations)
@@ -90,12 +91,12 @@ WORK = {"client": client_work, "server": server_work}
 
 
 def operations(work: Callable[[], object]) -> int:
-    """Multiplications and additions of dense matrices."""
+    """Count multiplications and additions of dense matrices."""
 
     def of_onednn(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
         return 2 * math.prod(x) * weight[0]
 
-    # Large products on a CPU take this way (`nn.dense`), which torch does not count.
+    # Large products on a CPU use this operator (`nn.dense`), which torch does not count.
     onednn = {getattr(torch.ops.mkldnn, "_linear_pointwise", None): of_onednn}
     with FlopCounterMode(display=False, custom_mapping=onednn) as counter:
         work()
@@ -103,7 +104,7 @@ def operations(work: Callable[[], object]) -> int:
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Least processor seconds of one call among some, after one that warms up."""
+    """Return the minimum CPU seconds of several calls, after one warm-up call."""
     return min(timeit.repeat(work, timer=time.process_time, number=1, repeat=1 + repeats)[1:])
 
 
@@ -119,7 +120,7 @@ def cost_claim(
         works = [WORK[who](replace(base, **{name: value})) for value in values]
         counts = np.array([operations(work) for work in works])
         spent = np.array([seconds(work, REPEATS) for work in works])
-        both = (counts, spent)  # sparse products are not counted: zeros have no exponent
+        both = (counts, spent)  # sparse products are not counted, and zeros have no exponent
         powers = [exponent(np.array(values), y)[0] if y.all() else np.nan for y in both]
         words = (number_text(power, 2) for power in powers)
         lines.append([letter, who, f"{values[0]} to {values[-1]}", f"{stated:g}", *words])
@@ -131,8 +132,8 @@ def cost_claim(
         charts.append(Chart(f"{letter} ({who})", x, y, (ideal, line), legend="inside"))
     columns = ("size", "paid by", "range", "stated", "operations", "seconds")
     caption = (
-        "Exponents: doubling a size multiplies the cost by 2 to that power. Stated: the formula's "
-        "largest. Fixed parts of the cost flatten the exponents of small sizes."
+        "Exponents: if a size doubles, the cost grows by 2 to this power. Stated: the formula's "
+        "largest. Fixed costs reduce the exponents of small sizes."
     )
     table = make_table(columns, lines, left=2, wrap=True, title="FedTAD's cost", caption=caption)
     text = f"The cost grows faster than the paper states with: {', '.join(above) or 'no size'}."

@@ -1,12 +1,12 @@
-"""Why a model predicts a node's class, and which edges a method trusts: `atoll explain`.
+"""Explain the predicted class of a node, and the edge weights of a method: `atoll explain`.
 
-PyG's GNNExplainer makes a shortlist of features and neighbours on the exported network. Its masks
-saturate, so they are a poor ranking. For each on the shortlist the prediction is computed again
-without it, and the change of the probability ranks them.
+PyG's GNNExplainer selects a shortlist of features and neighbours on the exported network. Its masks
+saturate, so they do not rank well. For each candidate we compute the prediction again without it,
+and rank by the change of the probability.
 
-Edge weights (`--edges`) are private. They are computed here from a client's own graph and private
-state, and written to one folder per client, the client's side; the ledger of the run shows that
-nothing with an edge axis ever crossed.
+Edge weights (`--edges`) are private. This module computes them from a client's graph and private
+state, and writes them to one folder per client, on the client's side. The ledger of the run shows
+that no data with an edge axis were sent.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Panels
 from atoll.present.tables import Table, make_table
 
-STEPS = 200  # of the explainer's optimizer
-SHORTLIST = 4  # candidates for each one that is shown
+STEPS = 200  # steps of the explainer's optimizer
+SHORTLIST = 4  # candidates per shown feature or neighbour
 Tensors = tuple[Tensor, Tensor, Tensor | None]  # features, edges, weights
 Without = Callable[[Tensors, int], Tensors]
 Members = list[tuple[str, np.ndarray]]  # the name and the nodes of each client
@@ -55,20 +55,20 @@ class ClientEdges:
     weight: np.ndarray  # causal weight, (E,)
     alike: np.ndarray  # whether both ends have the same label, (E,) bool
     norm: float  # Frobenius norm of the weighted, normalised adjacency
-    norm_plain: float  # the same with every edge counting fully
+    norm_plain: float  # the same with weight one for every edge
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """All clients' edges, and how far apart same-class nodes of different clients are."""
+    """The edges of all clients, and the distance of same-class nodes of different clients."""
 
     clients: tuple[ClientEdges, ...]
     distance: dict[str, float]  # average Wasserstein, for "all edges" (plain graph), "causal edges"
-    bytes_up: int  # sent by a client in one round of training, at most, from the ledger
-    bytes_shared: int  # size of the shared networks and of the client's weight in the average
+    bytes_up: int  # maximum bytes that a client sends in one training round, from the ledger
+    bytes_shared: int  # bytes of the shared networks and of the client's weight in the average
 
     def weights(self, *, alike: bool) -> np.ndarray:
-        """The weights of all edges inside classes, or between classes."""
+        """Return the weights of all edges inside classes, or between classes."""
         return np.concatenate([c.weight[c.alike == alike] for c in self.clients])
 
 
@@ -99,7 +99,7 @@ def explain(folder: Path, seed: int | None = None) -> Explanation:
     ledger = Ledger()
     ledger.restore(saved["ledger"])
     up = max(entry.up for entry in ledger.entries if entry.step == "train")
-    weight_bytes = federation.graphs[0].real.element_size()  # of the client's share in the average
+    weight_bytes = federation.graphs[0].real.element_size()  # of the client's weight in the average
     shared = num_bytes(message.for_one(0)) + weight_bytes
     return Explanation(tuple(clients), distance, up, shared)
 
@@ -121,14 +121,14 @@ def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
 
 
 def _norm(loops: Sparse, weight: Tensor) -> float:
-    """‖D^-1/2 (A∘w + I) D^-1/2‖_F, the quantity of FedATH's Corollary 5.2."""
+    """Return ‖D^-1/2 (A∘w + I) D^-1/2‖_F, the quantity of FedATH's Corollary 5.2."""
     rows, columns = loops.rows.long(), loops.columns.long()
     degree = torch.zeros(loops.shape[0], dtype=weight.dtype).index_add(0, rows, weight)
     return float((weight / (degree[rows] * degree[columns]).sqrt()).square().sum().sqrt())
 
 
 def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object]:
-    """One folder per client with its edges, a summary and the picture, for `write_all`."""
+    """Return one folder per client with its edges, a summary and the picture, for `write_all`."""
     clients = enumerate(found.clients)
     edges = {f"client-{number}/edges.{form}": _edges(own, form) for number, own in clients}
     inside, between = (found.weights(alike=alike) for alike in (True, False))
@@ -146,7 +146,7 @@ def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object
 
 
 def explanation_table(found: Explanation) -> Table:
-    """The medians and norms of each client."""
+    """Make a table of the medians and norms of each client."""
     plain, causal = found.distance["all edges"], found.distance["causal edges"]
     names = ("client", "edges", "same class", "different class", "norm", "norm, all edges")
     lines = []
@@ -156,16 +156,16 @@ def explanation_table(found: Explanation) -> Table:
         norms = (f"{client.norm:.2f}", f"{client.norm_plain:.2f}")
         lines.append([number, client.weight.size, *medians, *norms])
     caption = (
-        f"Same-class nodes of different clients are {plain:.3f} apart with all edges and "
-        f"{causal:.3f} with causal weights (Wasserstein). {found.bytes_up:,} bytes went up per "
-        f"client and round; the shared networks explain {found.bytes_shared:,}."
+        f"The distance of same-class nodes of different clients is {plain:.3f} with all edges and "
+        f"{causal:.3f} with causal weights (Wasserstein). A client sent {found.bytes_up:,} bytes "
+        f"per round; the shared networks explain {found.bytes_shared:,}."
     )
     title = "Median causal weight of edges, and size of the propagation matrix"
     return make_table(names, lines, left=0, wrap=True, title=title, caption=caption)
 
 
 def _edges(client: ClientEdges, form: str) -> Table | bytes:
-    """The edges as a table, or as the bytes of a parquet file."""
+    """Return the edges as a table, or as the bytes of a parquet file."""
     names = ("source", "target", "weight", "same_class")
     columns = (client.source, client.target, client.weight, client.alike)
     if form == "parquet":
@@ -180,7 +180,7 @@ def _edges(client: ClientEdges, form: str) -> Table | bytes:
 
 
 def edge_charts(found: Explanation) -> Panels:
-    """Weights of edges, sizes of the propagation matrices, and distances between clients."""
+    """Plot edge weights, sizes of the propagation matrices, and distances between clients."""
     weights: list[plot.Mark] = []
     kinds = ((True, "same class", plot.BLUE), (False, "different class", plot.RED))
     for alike, name, colour in kinds:
@@ -199,12 +199,12 @@ def edge_charts(found: Explanation) -> Panels:
         distances.append(Bars([number], [found.distance[name]], width=0.6, colour=colour))
     apart = list(found.distance.values())
     distances.append(plot.Texts(range(len(apart)), apart, [f"{value:.2f}" for value in apart]))
-    title = "How far apart same-class nodes\nof different clients are"
+    title = "Distance of same-class nodes\nof different clients"
     weight, norm = Axis("causal weight of the edge"), Axis("Frobenius norm")
     distance = Axis("average Wasserstein distance", room=0.12)
     clients = plot.named("client", place)
     charts = (
-        Chart("Which edges count", weight, Axis("density"), tuple(weights), legend="below"),
+        Chart("Weights of the edges", weight, Axis("density"), tuple(weights), legend="below"),
         Chart("Size of the propagation matrix", clients, norm, tuple(norms), legend="below"),
         Chart(title, plot.named("", list(found.distance)), distance, tuple(distances)),
     )
@@ -213,17 +213,17 @@ def edge_charts(found: Explanation) -> Panels:
 
 @dataclass(frozen=True)
 class Reason:
-    """A feature or a neighbour, and how much it counts."""
+    """A feature or a neighbour, and its effect."""
 
     name: str
-    value: float | None  # of the feature at the node, as the network sees it; None: a neighbour
-    importance: float  # by the explainer, 0 to 1 relative to the most important one
+    value: float | None  # of the feature at the node, as the network sees it; None for a neighbour
+    importance: float  # by the explainer, from 0 to 1, relative to the maximum
     without: float  # the probability of the predicted class without it
 
 
 @dataclass(frozen=True)
 class NodeExplanation:
-    """The reasons for the prediction of one node, those that speak most for it first."""
+    """The reasons for the prediction of one node, strongest first."""
 
     node: str
     client: str
@@ -243,14 +243,14 @@ def explain_node(
     seed: int | None = None,
     top: int = 10,
 ) -> NodeExplanation:
-    """Explain the prediction of a node of the training data, or of new `data`."""
+    """Explain the prediction of a node in the training data, or in new `data`."""
     trained = Trained.of(folder, seed, "cpu", None)
     source, start, members = _nodes(trained, data, joined, client)
     found, place, own = _find(source, start, members, node, client)
     net = module(trained, found)
     part = InducedSubgraphs(source).part(own)
     at = int(np.flatnonzero(own == place)[0])
-    hops = (trained.method.reach or 0) + 1  # degrees of the last nodes count, too
+    hops = (trained.method.reach or 0) + 1  # the degrees of the last nodes also matter
     around = near(edges_before(part), np.array([at]), hops)
     part, at = InducedSubgraphs(part).part(around), int(np.flatnonzero(around == at)[0])
     dense = part.x.toarray() if isinstance(part.x, sp.csr_array) else part.x
@@ -277,10 +277,10 @@ def explain_node(
 def _nodes(
     trained: Trained, data: Path | None, joined: bool, client: str | None
 ) -> tuple[Source, int, Members]:
-    """The graph, the number of nodes before the new ones, and the clients."""
+    """Return the graph, the number of nodes before the new nodes, and the clients."""
     if data is None:
         if joined:
-            raise ConfigError("--joined is for new data; give them with --data NEW")
+            raise ConfigError("--joined needs new data; give them with --data NEW")
         if "data" in trained.config.objects:
             raise ConfigError("the run was started in Python with data; give them with --data")
         found, start, _ = load_data(trained, trained.config.data, None, joined=False)
@@ -294,7 +294,7 @@ def _nodes(
             source, owner = prepare(trained, found, start, client)
             own = [(str(name), np.flatnonzero(owner == name)) for name in np.unique(owner)]
             return source, start, own
-    raise ConfigError(f"'{found.name}' is no undivided graph; explain needs one with --data")
+    raise ConfigError(f"'{found.name}' is already divided; give one whole graph with --data")
 
 
 def _ids(source: Source, start: int) -> np.ndarray:
@@ -305,7 +305,7 @@ def _ids(source: Source, start: int) -> np.ndarray:
 def _find(
     source: Source, start: int, members: Members, node: str, client: str | None
 ) -> tuple[str, int, np.ndarray]:
-    """The client that has a node, the node's number, and all nodes of that client."""
+    """Find the client of a node, the node's number, and all nodes of that client."""
     ids = _ids(source, start)
     places = np.flatnonzero(ids == node)
     if not places.size:
@@ -320,7 +320,7 @@ def _find(
 
 
 def _masks(net: Network, graph: Tensors, at: int) -> tuple[Tensor, Tensor]:
-    """The importance of each feature, (D,), and of each node as a neighbour, (N,)."""
+    """Return the importance of each feature, (D,), and of each node as a neighbour, (N,)."""
     from torch_geometric.explain import Explainer, GNNExplainer
 
     x, edges, weight = graph
@@ -346,7 +346,7 @@ def _masks(net: Network, graph: Tensors, at: int) -> tuple[Tensor, Tensor]:
 def _tried(
     net: Network, graph: Tensors, at: int, chosen: int, mask: Tensor, without: Without, top: int
 ) -> list[tuple[int, float, float]]:
-    """Place, importance and the chosen class's probability without it, the lowest first."""
+    """Return position, importance and the probability without it, lowest probability first."""
     order, found = mask.argsort(descending=True, stable=True).tolist(), []
     for place in order[: SHORTLIST * top]:
         if mask[place] > 0:
@@ -369,17 +369,17 @@ def _without_neighbour(graph: Tensors, place: int) -> Tensors:
 
 
 def node_tables(found: NodeExplanation) -> list[Table]:
-    """The features and the neighbours that decided."""
+    """Make tables of the features and neighbours that decided."""
     p, name = found.probability, found.label
     title = f"Node {found.node} of client {found.client or 'unknown'}: {name}, probability {p:.3f}"
     rows = [(r.name, f"{r.value:.3g}", *_numbers(r, p)) for r in found.features]
-    caption = "value: as the network sees it. change: of the probability, if it is zero nearby."
+    caption = "value: after encoding. change: of the probability, if the feature is zero nearby."
     columns = ("feature", "value", "importance", "change")
     features = make_table(columns, rows, title=title, caption=caption)
     others = [(r.name, *_numbers(r, p)) for r in found.neighbours]
     caption = "change: of the probability, if the neighbour's edges are removed."
     if not others:
-        caption = "No neighbour counts: the node has none, or the network looks at none."
+        caption = "No neighbour matters: the node has no neighbours, or the network ignores them."
     return [features, make_table(("neighbour", *columns[2:]), others, caption=caption)]
 
 

@@ -1,13 +1,13 @@
-"""GCFL's Tables 1 and 2: graphs of a set beside random ones, and how different graphs are.
+"""GCFL's Tables 1 and 2: properties of graphs compared with random graphs, and their distances.
 
-The paper leaves open how it computed them; its public code and its numbers say:
+The paper does not describe its computation. We inferred it from its public code and its numbers:
 
-- Random graphs are drawn with a graph's nodes and density, so that the number of edges varies. An
-  undefined kurtosis counts as zero. The p-value of kurtosis is one-sided; the test is not named,
-  here it is Welch's.
+- Random graphs have the same nodes and density as a graph, so their number of edges varies. An
+  undefined kurtosis counts as zero. The p-value of kurtosis is one-sided. The paper does not name
+  the test, and we use Welch's.
 - An embedding joins anonymous walks of 3 to 7 steps, only 100 of each length. So few walks differ
-  by chance: `enough_walks` gives the number for which the embedding itself is known.
-- The "divergence" of features is its root, the distance.
+  by chance: `enough_walks` returns the number that determines the embedding.
+- The "divergence" of features is its square root, the distance.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from atoll.present.tables import Table, make_table
 
 STEPS = range(3, 8)
 PAPER_WALKS = 100  # of each length, in the paper's code
-GRAPHS = 100  # of each set whose pairs are compared
+GRAPHS = 100  # graphs per set whose pairs are compared
 Row = dict[str, str]
 
 
 def enough_walks(steps: int, *, eps: float = 0.1, delta: float = 0.01) -> int:
-    """Walks for an L1 error below `eps` with probability 1 - `delta` (Ivanov and Burnaev, 2018)."""
+    """Return the walks for an L1 error below `eps` with probability 1 - `delta` (Ivanov, 2018)."""
     patterns = len(walk_patterns(steps))
     return math.ceil(2 * (math.log(2) * patterns - math.log(delta)) / eps**2)
 
 
 def plain_graphs(source: GraphSet, most: int | None = None, seed: int = 0) -> list[PlainGraph]:
-    """The graphs of a set, or `most` of them, drawn."""
+    """Return the graphs of a set, or a random sample of `most` graphs."""
     owner, chosen = source.graph_of_node()[source.edges[0]], np.arange(source.num_graphs)
     order = np.argsort(owner, kind="stable")
     ends = np.split(source.edges[:, order], np.searchsorted(owner[order], chosen[1:]), axis=1)
@@ -80,7 +80,7 @@ class Properties(NamedTuple):
 
 
 def properties(graphs: list[PlainGraph], seed: int = 0) -> Properties:
-    """`STATISTICS` of graphs and of random graphs of the same nodes and density (Table 1)."""
+    """Compute `STATISTICS` of graphs and of random graphs of equal nodes and density (Table 1)."""
     from scipy.stats import ttest_ind_from_stats
 
     rng = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ def properties(graphs: list[PlainGraph], seed: int = 0) -> Properties:
 
 
 def embedding(graph: PlainGraph, rng: np.random.Generator, walks: int | None) -> ndarray:
-    """The joined anonymous walks of 3 to 7 steps; `walks` of each, or enough."""
+    """Return the joined anonymous walks of 3 to 7 steps, with `walks` (or enough) of each."""
     parts = [
         anonymous_walks(graph.pairs, graph.nodes, walks=walks or enough_walks(n), steps=n, rng=rng)
         for n in STEPS
@@ -111,7 +111,7 @@ def embedding(graph: PlainGraph, rng: np.random.Generator, walks: int | None) ->
 
 
 def distances(rows: ndarray, others: ndarray, *, same: bool) -> ndarray:
-    """Jensen-Shannon distances in nats over pairs of graphs; of different ones in one set."""
+    """Return Jensen-Shannon distances in nats over pairs of different graphs."""
     matrix = np.sqrt(NATS * jensen_shannon(np.concatenate([rows, others])))
     found = matrix[: len(rows), len(rows) :]
     found = found[np.triu_indices(len(rows), 1)] if same else found.ravel()
@@ -119,30 +119,30 @@ def distances(rows: ndarray, others: ndarray, *, same: bool) -> ndarray:
 
 
 def printed_rows(table: str) -> list[Row]:
-    """The printed numbers of Table 1 or 2."""
+    """Return the published numbers of Table 1 or 2."""
     with (RECIPES / "printed" / "gcfl-data.csv").open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if row["table"] == table]
 
 
 def gcfl_table(number: str, root: str | None, seed: int = 0) -> Claim:
-    """Table 1 or 2 beside its print; sets that are not there have a dash and a sentence."""
+    """Compare Table 1 or 2 with the published values. A missing set has a dash and a sentence."""
     check_name("table of gcfl that describes data", number, _TABLES)
     rows = printed_rows(number)
     names = dict.fromkeys(row[key] for row in rows for key in ("first", "second") if row[key])
     absent = [name for name in names if not is_present(name, root)]
     if not any({row["first"], row["second"] or row["first"]}.isdisjoint(absent) for row in rows):
-        lacking = f"data of this table are not there: {', '.join(absent)}"
+        lacking = f"data of this table are missing: {', '.join(absent)}"
         raise DataError(f"{lacking}; get them with: atoll data fetch {' '.join(absent)}")
 
     @cache
     def graphs(name: str, most: int | None) -> list[PlainGraph]:
         source = load_dataset(name, root)
         if not isinstance(source, GraphSet):
-            raise ConfigError(f"'{name}' is no set of graphs")
+            raise ConfigError(f"'{name}' is not a set of graphs")
         return plain_graphs(source, most, seed)
 
     table, pairs = _TABLES[number](rows, set(absent), graphs, seed)
-    sentences = [f"{one} is not there; get it with: atoll data fetch {one}" for one in absent]
+    sentences = [f"{one} is missing; get it with: atoll data fetch {one}" for one in absent]
     printed, ours = np.array(pairs).T
     ends = [min(printed.min(), ours.min()), max(printed.max(), ours.max())]
     marks = Line(ends, ends, GREY, width=1.0), Dots(printed, ours)
@@ -164,8 +164,8 @@ def _first_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) -
         lines.append([row["first"], row["measure"], *(v for pair in cells for v in pair)])
     heads = [f"{what} {whose}" for what in ("real", "random", "p") for whose in ("print", "here")]
     heads = ["data set", "property", *heads]
-    title = "GCFL, Table 1: properties of graphs beside random graphs"
-    caption = "p: Welch's t-test over graphs, one-sided for kurtosis. Print: 0 stands for ~0."
+    title = "GCFL, Table 1: properties of graphs and of random graphs"
+    caption = "p: Welch's t-test over graphs, one-sided for kurtosis. Print: 0 means ~0."
     return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
@@ -190,15 +190,15 @@ def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) 
         sets = " – ".join(dict.fromkeys(names))
         lines.append([sets, kind, printed, *ours, *["", ""][len(ours) :]])
     heads = ("data sets", "measure", "print", "here", "with enough walks")
-    title = "GCFL, Table 2: how different the graphs of data sets are"
+    title = "GCFL, Table 2: distances between the graphs of data sets"
     caption = (
         f"Mean ± std of the Jensen-Shannon distance in nats over pairs of {GRAPHS} graphs of each "
-        f"set. Here: {PAPER_WALKS} walks of each length, as the paper's code; enough walks: an "
+        f"set. Here: {PAPER_WALKS} walks of each length, as in the paper's code; enough walks: an "
         "error of the embedding below 0.1."
     )
     return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
-Made = tuple[Table, list[tuple[float, float]]]  # and printed numbers with ours
+Made = tuple[Table, list[tuple[float, float]]]  # and published numbers with ours
 Graphs = Callable[[str, int | None], list[PlainGraph]]
 _TABLES = {"1": _first_table, "2": _second_table}

@@ -1,4 +1,4 @@
-"""`atoll inspect`: how the clients of a federation differ, as tables, charts and numbers."""
+"""`atoll inspect`: measure how clients differ, in tables, charts and numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels, Texts, named, number_text
 from atoll.present.tables import Table, make_table
 
-MAX_CLASSES = 12  # classes that the table of labels lists; the plot has all
+MAX_CLASSES = 12  # maximum classes in the table of labels; the plot shows all
 
 
 def inspection_tables(found: Heterogeneity) -> list[Table]:
-    """Tables of the clients, their labels, the differences between them, and their shapes."""
+    """Make tables of the clients, their labels, their differences, and their shapes."""
     tables = [_client_table(found), _pair_table(found), _shape_table(found)]
     if found.labels.shape[1] <= MAX_CLASSES:
         tables.insert(1, _label_table(found))
@@ -30,7 +30,7 @@ def _client_table(found: Heterogeneity) -> Table:
     if np.isfinite(found.edges_lost):
         lost = (
             f"{found.edges_lost:,.0f} of {found.edges_total:,.0f} edges "
-            f"({found.edges_lost_share:.1%}) lie between clients and are lost"
+            f"({found.edges_lost_share:.1%}) connect two clients and are lost"
         )
     columns = ["nodes", "train", "val", "test", "edges", "degree", "isolated", "homophily"]
     rows = []
@@ -47,15 +47,15 @@ def _label_table(found: Heterogeneity) -> Table:
         [f"{count:,} ({number_text(phi, 2)})" for count, phi in zip(counts, line, strict=True)]
         for counts, line in zip(found.labels, found.class_homophily, strict=True)
     ]
-    note = "in brackets the class-wise homophily, FedTAD Eq. 2; – where no edge touches the class"
+    note = "in brackets the class-wise homophily, FedTAD Eq. 2; –: no edge touches the class"
     return _table("Nodes per class", columns, rows, found, caption=note)
 
 
 def _pair_table(found: Heterogeneity) -> Table:
     kinds = _divergences(found)
     lines = [(name, _mean_std(of), *_extreme_pairs(of, found.names)) for name, of in kinds]
-    names = ("", "mean ± std", "most alike", "least alike")
-    title = "How different every two clients are (Jensen-Shannon divergence, 0 to 1)"
+    names = ("", "mean ± std", "most similar", "least similar")
+    title = "Differences between clients (Jensen-Shannon divergence, 0 to 1)"
     return make_table(names, lines, wrap=True, title=title)
 
 
@@ -69,16 +69,16 @@ def _shape_table(found: Heterogeneity) -> Table:
         ]
         for numbers in zip(found.shape.real, found.shape.mean, found.shape.z, strict=True)
     ]
-    caption = "client | mean of random graphs with as many nodes and edges (z: standard deviations)"
+    caption = "client | mean of random graphs with equal nodes and edges (z: standard deviations)"
     return _table("Shape of the graphs (GCFL Table 1)", STATISTICS, rows, found, caption=caption)
 
 
 def _table(
     title: str, columns: Sequence[str], rows: list[list[str]], found: Heterogeneity, *, caption: str
 ) -> Table:
-    """A table with one row per client, cut after `MAX_ROWS`."""
+    """Make a table with one row per client, cut after `MAX_ROWS`."""
     if len(rows) > plot.MAX_ROWS:
-        caption += f"; first {plot.MAX_ROWS} of {len(rows)} clients, heterogeneity.json has all"
+        caption += f"; first {plot.MAX_ROWS} of {len(rows)} clients (all: heterogeneity.json)"
     lines = [[number, *row] for number, row in zip(found.names, rows, strict=True)]
     names, lines = ("client", *columns), lines[: plot.MAX_ROWS]
     return make_table(names, lines, left=0, wrap=True, title=title, caption=caption)
@@ -91,14 +91,14 @@ def _divergences(found: Heterogeneity) -> list[tuple[str, np.ndarray]]:
 
 
 def _mean_std(matrix: np.ndarray) -> str:
-    """Over the defined entries above the diagonal."""
+    """Format mean and standard deviation over the defined entries above the diagonal."""
     upper = matrix[np.triu_indices(len(matrix), 1)]
     upper = upper[np.isfinite(upper)]
     return f"{upper.mean():.3f} ± {upper.std():.3f}" if upper.size else "–"
 
 
 def _extreme_pairs(matrix: np.ndarray, clients: np.ndarray) -> tuple[str, str]:
-    """The most and the least similar pair, as text."""
+    """Format the most and the least similar pair."""
     above = np.where(np.triu(np.ones(matrix.shape, dtype=bool), 1), matrix, np.nan)
     if not np.isfinite(above).any():
         return "–", "–"
@@ -108,7 +108,7 @@ def _extreme_pairs(matrix: np.ndarray, clients: np.ndarray) -> tuple[str, str]:
 
 
 def inspection_files(found: Heterogeneity, federation: Federation) -> dict[str, object]:
-    """`heterogeneity.json` with every number, and four pictures, for `write_all`."""
+    """Return `heterogeneity.json` with every number, and four pictures, for `write_all`."""
     partition = federation.about.get("partition")
     about = f"{federation.name}, {len(federation)} clients"
     about += f", partition {partition}" if partition else ""
@@ -122,7 +122,7 @@ def inspection_files(found: Heterogeneity, federation: Federation) -> dict[str, 
 
 
 def inspection_numbers(found: Heterogeneity, about: Mapping[str, object]) -> dict[str, object]:
-    """Every number of `found`, for JSON."""
+    """Return every number of `found`, for JSON."""
     return {
         "about": dict(about),
         "statistics": STATISTICS,
@@ -133,26 +133,26 @@ def inspection_numbers(found: Heterogeneity, about: Mapping[str, object]) -> dic
 
 
 def label_chart(found: Heterogeneity, about: str) -> Panels:
-    """The classes of each client, as shares of its nodes."""
+    """Plot the classes of each client, as fractions of its nodes."""
     total = found.labels.sum(axis=1, keepdims=True)
     shares = np.divide(found.labels, total, out=np.zeros(found.labels.shape), where=total > 0)
     words = np.array([[f"{count:,}" for count in row] for row in found.labels])
     high, scale = max(float(shares.max()), 1e-9), "share of the client's nodes (numbers: nodes)"
     heat = Heat(shares, words, high=high, scale=scale, scale_form="{x:.0%}")
-    return _class_map(f"Which classes each client has\n{about}", heat, found)
+    return _class_map(f"Classes of each client\n{about}", heat, found)
 
 
 def homophily_chart(found: Heterogeneity, about: str) -> Panels:
-    """The class-wise homophily of each client."""
+    """Plot the class-wise homophily of each client."""
     words = plot.number_words(found.class_homophily, 2)
     scale = "edges within the class / edges that touch it (grey: no such edge)"
     heat = Heat(found.class_homophily, words, high=1.0, scale=scale, scale_form="{x:.1f}")
-    title = "How often a class is linked to itself (class-wise homophily)"
+    title = "Class-wise homophily: edges inside a class"
     return _class_map(f"{title}\n{about}", heat, found)
 
 
 def _class_map(title: str, heat: Heat, found: Heterogeneity) -> Panels:
-    """A heat map of clients and classes."""
+    """Make a heat map of clients and classes."""
     clients, classes = heat.values.shape
     x, y = named("class", found.class_names), named("client", found.names, down=True)
     size = min(max(6.5, 3 + 0.7 * classes), 18), min(max(5, 2 + 0.36 * clients), 14)
@@ -160,23 +160,23 @@ def _class_map(title: str, heat: Heat, found: Heterogeneity) -> Panels:
 
 
 def divergence_charts(found: Heterogeneity, about: str) -> Panels:
-    """The divergence of every two clients: labels, features, structure."""
+    """Plot the divergence of every two clients: labels, features, structure."""
     count = len(found.clients)
     charts = []
     for label, matrix in _divergences(found):
         top = max(float(matrix[np.isfinite(matrix)].max(initial=0)), 0.01)
         words = np.char.lstrip(plot.number_words(matrix, 2 if top >= 0.2 else 3), "0")
-        scale = f"own colours in each panel, here 0 to {top:.2f} (grey: not defined)"
+        scale = f"each panel has its own scale, here 0 to {top:.2f} (grey: not defined)"
         heat = Heat(matrix, words if count <= 12 else None, high=top, scale=scale, scale_below=True)
         x, y = named("client", found.names), named("client", found.names, down=True)
         charts.append(Chart(f"{label}\nmean {_mean_std(matrix)}", x, y, (heat,)))
     side = min(max(4.8, 1.5 + 0.16 * count), 9)
-    title = "How different every two clients are (Jensen-Shannon divergence: 0 alike, 1 disjoint)"
+    title = "Differences between clients (Jensen-Shannon divergence: 0 equal, 1 disjoint)"
     return Panels(f"{title}\n{about}", (tuple(charts),), (3 * side + 0.6, side + 2))
 
 
 def size_charts(found: Heterogeneity, about: str) -> Panels:
-    """Nodes, neighbours and edges of each client, and the edges that the division loses."""
+    """Plot nodes, neighbours and edges of each client, and the edges that the partition drops."""
     at = np.arange(len(found.clients))
     other = found.nodes - found.roles.sum(axis=1)
     parts = [*found.roles.T, other] if other.any() else [*found.roles.T]
@@ -203,15 +203,15 @@ def size_charts(found: Heterogeneity, about: str) -> Panels:
         x = Axis(unit, 0, max(float(ends.max()), 1e-9) * room, form="{x:,g}")
         charts.append(Chart(title, x, y, tuple(marks), legend="above"))
     height = min(3.8 + 0.3 * len(at), 16)
-    title = f"How large each client is, and what the division costs\n{about}"
+    title = f"Sizes of the clients, and lost edges\n{about}"
     rows, heights = (tuple(charts), (_lost_chart(found),)), (height - 2.4, 0.5)
     return Panels(title, rows, (13, height), heights=heights)
 
 
 def _lost_chart(found: Heterogeneity) -> Chart:
-    """One bar for the whole graph: the edges of the clients, and those of none."""
+    """Make one bar for the whole graph: the edges inside clients, and the lost edges."""
     share = found.edges_lost_share
-    unknown = "How many edges lie between clients is not known."
+    unknown = "The number of edges between clients is unknown."
     marks: tuple[Mark, ...] = (Texts([0], [0], [unknown], place="right"),)
     if np.isfinite(share):
         kept = f"{found.edges_total - found.edges_lost:,.0f} edges inside clients ({1 - share:.1%})"

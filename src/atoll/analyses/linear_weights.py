@@ -1,15 +1,15 @@
-"""GCFL's Propositions 4.1 to 4.3 in numbers: how weights follow structure, features and task.
+"""Check GCFL's Propositions 4.1 to 4.3: do weights follow structure, features and task?
 
-The proofs take an SGC as linear, Θ = (L X)⁺ Y with L = D^-1/2 (A + I) D^-1/2, and bound ‖Θ' - Θ‖²:
+The proofs assume a linear SGC, Θ = (L X)⁺ Y with L = D^-1/2 (A + I) D^-1/2, and bound ‖Θ' - Θ‖²:
 
     4.1  another L:  ‖X⁺‖² (ε_Y ‖L⁺‖² + ε_L / δ_L ‖Y‖² + ε_L ε_Y / δ_L)            Eq. 12
     4.2  another X:  ε_X / δ_X ‖L⁺Y‖² + ε_X² ε_Y / δ_X ‖(LX)⁺‖² + ε_X ε_Y ‖(LX)⁺‖⁴     Eq. 16
     4.3  another Y:  ε_Y ‖(LX)⁺‖²                                                Eq. 19
 
-with ε_M = ‖M' - M‖² and δ_M = ‖M (M' - M)‖², spectral norms, which needs as many features as nodes.
-Here a client's graph changes in one of the three by a growing share: edges between other nodes,
-features of other nodes, other labels. X is that of the nodes or, for the bounds, made square.
-Afterwards whole clients are compared, which differ in all three.
+with ε_M = ‖M' - M‖² and δ_M = ‖M (M' - M)‖² in spectral norms. This needs as many features
+as nodes. Here a growing fraction of a client's graph changes in one of the three: edges between
+other nodes, features of other nodes, other labels. X contains the features of the nodes or, for the
+bounds, is square. Afterwards we compare whole clients, which differ in all three.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from atoll.present.tables import Table, make_table
 
 KINDS = {"4.1": "structure", "4.2": "features", "4.3": "task"}
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-NODES = 200  # of each client at most: the bounds need dense inverses
-SMALL = 1e-8  # singular values below this share of the largest count as zero
+NODES = 200  # maximum per client, because the bounds need dense inverses
+SMALL = 1e-8  # singular values below this fraction of the largest count as zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +54,21 @@ class Linear:
 
     @property
     def laplacian(self) -> ndarray:
-        """L as the paper writes it."""
+        """L in the notation of the paper."""
         scale = (1 + self.a.sum(1)) ** -0.5
         return np.asarray(scale[:, None] * (self.a + np.eye(len(self.a))) * scale)
 
     @property
     def weights(self) -> ndarray:
-        """Θ, the least-squares weights of least norm, (D, C)."""
+        """Θ, the least-squares weights of minimum norm, (D, C)."""
         return np.asarray(pinv(self.laplacian @ self.x, SMALL) @ self.y)
 
     def matrix(self, kind: str) -> ndarray:
-        """L, X or Y."""
+        """Return L, X or Y."""
         return {"structure": self.laplacian, "features": self.x, "task": self.y}[kind]
 
     def changed(self, kind: str, share: float, rng: np.random.Generator) -> Linear:
-        """The same graph with a share of its edges, features or labels at other nodes."""
+        """Return the same graph with a fraction of its edges, features or labels at other nodes."""
         nodes = len(self.a)
         if kind == "structure":
             a, edges = self.a.copy(), np.argwhere(np.triu(self.a))
@@ -86,14 +86,14 @@ class Linear:
 
 
 def bound(one: Linear, other: Linear, kind: str) -> float:
-    """The right side of Eq. 12, 16 or 19, for two graphs that differ in one kind."""
+    """Return the right side of Eq. 12, 16 or 19, for two graphs that differ in one kind."""
 
     def square(matrix: ndarray) -> float:
         return float(norm(matrix, 2) ** 2)
 
     if kind == "task":
         return square(other.y - one.y) * square(pinv(one.laplacian @ one.x, SMALL))
-    # The tasks are the same, so that ε_Y of the proofs, the change of the embedding, is zero.
+    # The tasks are equal, so ε_Y of the proofs, the change of the embedding, is zero.
     matrix, gap = one.matrix(kind), other.matrix(kind) - one.matrix(kind)
     left = square(matrix @ gap)
     ratio = square(gap) / left if left else 0.0
@@ -103,7 +103,7 @@ def bound(one: Linear, other: Linear, kind: str) -> float:
 
 
 def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
-    """Some nodes of a client, or some whole graphs; a graph's label counts for its nodes."""
+    """Sample nodes or whole graphs of a client. The label of a graph applies to its nodes."""
     real, ends = real_edges(graph)
     root = np.arange(real.size) if graph.root is None else graph.root.numpy()
     groups = np.random.default_rng(seed).permutation(np.unique(root[real]))
@@ -119,10 +119,10 @@ def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES)
 def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Claim:
     """Check the three propositions on every client's graph, and compare whole clients."""
     if len(federation) < 2:
-        raise ConfigError("weights of clients are compared; give --clients 2 or more")
+        raise ConfigError("this command compares clients; give --clients 2 or more")
     owned = [graph.has_features for graph in federation.graphs]
     if any(one is not None and not bool(one.all()) for one in owned):
-        raise ConfigError("weights are compared where all clients have the same features")
+        raise ConfigError("weights need equal features at all clients; choose other data")
     rng = np.random.default_rng(seed)
     clients = [client_matrices(graph, federation.classes, seed) for graph in federation.graphs]
     lines, charts, sentences, numbers = [], [], [], dict[str, object]()
@@ -133,7 +133,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
             for part in np.repeat(SHARES, draws):
                 other = client.changed(kind, part, rng)
                 before, gap = client.matrix(kind), norm(other.weights - client.weights)
-                if gap > 0:  # of few edges or labels none may have moved
+                if gap > 0:  # with few edges or labels, none may have moved
                     apart.append(norm(other.matrix(kind) - before) / norm(before))
                     moved.append(gap / norm(client.weights))
                 twin = square.changed(kind, part, rng)
@@ -148,7 +148,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
         lines[-1] += [f"{np.median(left):.3g}", f"{np.median(right):.3g}", f"{held:.0%}"]
         sentences.append(
             f"Proposition {number}: weights follow the {kind} (rank correlation {rank:.2f}); "
-            f"the bound that the proof ends with holds for {held:.0%} of the pairs."
+            f"the bound at the end of the proof holds for {held:.0%} of the pairs."
         )
         dots = (Dots(x, y, colour_of(place), opacity=0.4),)
         axes = Axis(f"difference of {kind}", log=True), Axis("change of Θ", log=True)
@@ -157,7 +157,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
     caption = (
         "Rank correlation, exponent and R² of ‖Θ' - Θ‖ / ‖Θ‖ over the same of L, X or Y, with the "
         "clients' features. Left and right: medians of both sides of the proof's last "
-        "inequality, with square Gaussian features, where its inverses exist."
+        "inequality, with square Gaussian features, for which its inverses exist."
     )
     title = f"Weights of a linear SGC against one change: {federation.name}"
     table = make_table(columns, lines, wrap=True, title=title, caption=caption)
@@ -169,7 +169,7 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
 def _real_clients(
     federation: Federation, clients: list[Linear], seed: int
 ) -> tuple[Table, dict[str, ndarray]]:
-    """Rank correlations of ‖Θ_k - Θ_l‖ with the differences of two clients' data."""
+    """Return rank correlations of ‖Θ_k - Θ_l‖ with the differences of two clients' data."""
     weights = [client.weights for client in clients]
     pairs = list(combinations(range(len(clients)), 2))
     at = tuple(np.array(pairs).T)

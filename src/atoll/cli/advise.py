@@ -1,4 +1,4 @@
-"""`atoll advise`: race some methods on a federation, and recommend one."""
+"""`atoll advise`: compare candidate methods in short runs, and recommend one."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
 
 CANDIDATES = (
-    "Methods that race, with commas or repeated; settings as fedprox:mu=0.1.  "
+    "Compare these methods, separated by commas, with settings as fedprox:mu=0.1; repeatable.  "
     "[default: local, fedavg, fedprox, fedpub, fedsage, reef]"
 )
 
 
 @command(
-    "Recommend a method for a federation, by a short race.",
+    "Recommend a method after short runs on validation data.",
     *options.FEDERATION,
-    option("--minutes M", "How long it may take, about.", float, default=3.0),
+    option("--minutes M", "Stop after about M minutes.", float, default=3.0),
     options.repeatable("--candidates NAME,...", CANDIDATES),
     *(options.ROUNDS, options.EPOCHS, options.SEED, options.METRIC, options.POSITIVE),
     options.DEVICE,
-    option("--out DIR", "Folder for advise.json.", PATH),
+    option("--out DIR", "Write advise.json into this folder.", PATH),
     options.AS_JSON,
     options.QUIET,
     example="atoll advise --data my-graph/ --minutes 5",
 )
 def advise(out: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
-    """Race some methods on validation nodes, and recommend one with its expected gain.
+    """Compare candidate methods on validation nodes, and recommend one with its expected gain.
 
-    No test node is read. The gain is estimated on seeds that did not race.
+    The command does not read test nodes. It estimates the gain on seeds that the selection did
+    not use.
     """
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.folder import check_folder
@@ -49,7 +50,7 @@ def advise(out: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
     watcher = StudyWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
 
     def report_stop(stop: BaseException) -> None:
-        click.echo("stopped; nothing is kept", err=True)
+        click.echo("stopped; nothing was saved", err=True)
 
     with common.stoppable(report_stop), watcher:
         found = study.advise(candidates, minutes=minutes, observer=watcher, **chosen)

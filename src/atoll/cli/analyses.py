@@ -1,4 +1,4 @@
-"""The commands that analyse a federation or finished runs: inspect, contribution, clusters, ..."""
+"""The commands that analyse a federation or finished runs: inspect, clusters, explain, ..."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from atoll.present.tables import Part
 
 VARY = (
-    "One kind of difference alone: nodes (no edges), topology (one client's nodes, more random "
+    "Keep only one kind of difference: nodes (no edges), topology (one client's nodes, more random "
     "edges at each client), class-topology (random edges at other classes), or none."
 )
-RATIO = "Random edges of a topology, as a share of its edges.  [default: 0.5]"
+RATIO = "Add this many random edges, as a fraction of a topology's edges.  [default: 0.5]"
+FILES = option("--out DIR", "Write plots and numbers into this folder.", PATH)
 
 
 @command(
-    "Show what makes the clients of a federation differ.",
+    "Measure how the clients of a federation differ.",
     *options.FEDERATION,
     options.SEED_OF_DATA,
-    option("--out DIR", "Folder for plots and numbers.", PATH),
+    FILES,
 )
 def inspect(out: Path | None, **given: object) -> None:
-    """Show what makes the clients of a federation differ."""
+    """Measure how the clients of a federation differ."""
     from atoll.analyses.inspect import inspection_files, inspection_tables
     from atoll.data.measure.heterogeneity import describe
     from atoll.experiment.problem import Problem, nearly_single_class, need_one_graph
@@ -52,19 +53,19 @@ def inspect(out: Path | None, **given: object) -> None:
 
 
 @command(
-    "Show what one client's participation does to each class.",
+    "Measure one client's effect on the accuracy of each class.",
     *options.FEDERATION,
-    option("--method NAME", "One with a global model.  [default: fedavg]"),
-    option("--client K", "Number of the client in question.", int, default=0),
+    option("--method NAME", "Train this method, which needs a global model.  [default: fedavg]"),
+    option("--client K", "Measure the effect of the client with this number.", int, default=0),
     *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
     option("--vary WHAT", VARY, default="none"),
     option("--ratio R", RATIO, float),
-    option("--out DIR", "Folder for plot and numbers.", PATH),
+    FILES,
     options.AS_JSON,
     example="atoll contribution --data cora --clients 3 --client 0 --seeds 5",
 )
 def contribution(out: Path | None, as_json: bool, **given: Any) -> None:
-    """Train with and without one client: what does it do to each class?"""
+    """Train with and without one client, and compare the accuracy of each class."""
     from atoll.analyses import contribution as analysis
     from atoll.experiment.config import resolve
     from atoll.present.terminal import progress
@@ -88,17 +89,21 @@ def contribution(out: Path | None, as_json: bool, **given: Any) -> None:
 
 
 @command(
-    "Show a gcfl run's clusters: who split, when, why.",
+    "Show the clusters of a GCFL run and why they split.",
     click.Argument(["folder"], metavar="RUN_DIR", type=PATH),
-    option("--against DIR", "A run on the same clients, such as local: who gains over it?", PATH),
-    option("--beside DIR", "One more run to show next to it; repeatable.", PATH, multiple=True),
+    option(
+        "--against DIR",
+        "Measure each client's gain over this run on the same clients, such as local.",
+        PATH,
+    ),
+    option("--beside DIR", "Also show this run for comparison; repeatable.", PATH, multiple=True),
     options.SEED_OF_RUN,
-    option("--out DIR", "Where to write.  [default: RUN_DIR/clusters]", PATH),
+    option("--out DIR", "Write into this folder.  [default: RUN_DIR/clusters]", PATH),
     options.AS_JSON,
     example="atoll clusters gcfl-run --against local-run --beside fedavg-run",
 )
 def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Show the clusters of a gcfl run: who split, when, why, and who gains."""
+    """Show the clusters of a GCFL run, the round and reason of each split, and clients' gains."""
     from atoll.analyses.clusters import cluster_parts, study_clusters, summary
     from atoll.analyses.clusters_charts import cluster_files
 
@@ -110,19 +115,19 @@ def clusters(folder: Path, out: Path | None, as_json: bool, **given: Any) -> Non
 
 
 @command(
-    "Propose when the clusters of gcfl should split.",
+    "Propose GCFL's split thresholds eps1 and eps2.",
     options.METHOD,
     *options.FEDERATION,
-    option("--rounds R", "Rounds without splits.  [default: 50]", int),
+    option("--rounds R", "Train for R rounds without splits.  [default: 50]", int),
     *(options.EPOCHS, options.SEED, options.SETTINGS, *options.MACHINE),
-    option("--grid", "List when other choices would split first."),
-    option("--out DIR", "Folder for plot and numbers.", PATH),
+    option("--grid", "List the round of the first split for other thresholds."),
+    FILES,
     options.AS_JSON,
     name="tune-clusters",
     example="atoll tune-clusters --data molecules --protocol gcfl --rounds 50",
 )
 def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) -> None:
-    """Run METHOD (default: gcfl) for a while without splits; propose eps1 and eps2."""
+    """Run METHOD (default: gcfl) without splits, and propose the thresholds eps1 and eps2."""
     from atoll.analyses import cluster_thresholds as analysis
     from atoll.present.terminal import progress
 
@@ -140,25 +145,34 @@ def tune_clusters(grid: bool, out: Path | None, as_json: bool, **given: object) 
 @command(
     "Show why a model predicts a node's class.",
     click.Argument(["folder"], metavar="RUN", type=PATH),
-    option("--node ID", "The node; features and neighbours that decided are shown."),
-    option("--data NEW", "Where the node is, if not in the training data.", PATH),
-    option("--joined", "NEW holds new nodes of the training graph."),
-    option("--client NAME", "Whose node and model, where several clients have such a node."),
-    option("--top N", "Features and neighbours to show.", click.IntRange(min=1), default=10),
-    option("--edges", "Instead: the edges that a method trusts, at each client (fedath)."),
+    option("--node ID", "Explain the prediction of this node."),
+    option("--data NEW", "Read the node from NEW if it is not in the training data.", PATH),
+    option("--joined", "Add the nodes in NEW to the training graph."),
+    option("--client NAME", "Select the client if several clients have a node with this ID."),
+    option(
+        "--top N",
+        "Show the N strongest features and neighbours.",
+        click.IntRange(min=1),
+        default=10,
+    ),
+    option("--edges", "Write the edge weights that FedATH learned at each client instead."),
     options.SEED_OF_RUN,
-    option("--out DIR", "Where to write the edges.  [default: RUN/explain]", PATH),
+    option("--out DIR", "Write the edges into this folder.  [default: RUN/explain]", PATH),
     click.Option(
-        ["--form"], type=click.Choice(["csv", "parquet"]), default="csv", show_default=True
+        ["--form"],
+        type=click.Choice(["csv", "parquet"]),
+        default="csv",
+        show_default=True,
+        help="Select the file format of the edges.",
     ),
     example="atoll explain my-run --node C17",
 )
 def explain(
     folder: Path, node: str | None, edges: bool, out: Path | None, form: str, **given: Any
 ) -> None:
-    """Show which features and neighbours decided the class of a node.
+    """Show the features and neighbours that decided the predicted class of a node.
 
-    PyG's GNNExplainer works for every method that `atoll export` can write.
+    The command uses PyG's GNNExplainer for every method that `atoll export` can write.
     """
     if edges == (node is not None):
         hint = "--edges for the edges that fedath trusts"
@@ -178,14 +192,16 @@ def explain(
 
 
 @command(
-    "Compare the similarities that methods see with the data's.",
+    "Compare methods' client similarities with the data.",
     click.Argument(["folders"], metavar="RUN_DIR...", nargs=-1, required=True, type=PATH),
-    option("--seed S", "Which of the runs' seeds.  [default: first]", int),
-    option("--out DIR", "Where to write.  [default: similarity in the first RUN_DIR]", PATH),
+    option("--seed S", "Select one seed of the runs.  [default: the first seed]", int),
+    option(
+        "--out DIR", "Write into this folder.  [default: similarity in the first RUN_DIR]", PATH
+    ),
     example="atoll similarity fediih-run fedpub-run fedgta-run",
 )
 def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) -> None:
-    """Compare how alike fediih, fedpub, fedgta or fedaux find clients with how alike data are."""
+    """Compare the client similarities of fediih, fedpub, fedgta or fedaux with the data."""
     from atoll.analyses.similarity import read_similarities, similarity_files, similarity_table
 
     to = out or folders[0] / "similarity"
@@ -196,7 +212,7 @@ def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) ->
 
 
 def checked_console(out: Path | None, *, as_json: bool = False) -> Console:
-    """The console, once files can be written into the folder, if there is one."""
+    """Return the console. If `out` is given, first check that it is writable."""
     from atoll.present.files import check_output
 
     if out is not None:
@@ -213,7 +229,7 @@ def _print(console: Console, parts: Iterable[Part], **how: Any) -> None:
 def _finish(
     console: Console, out: Path | None, files: Mapping[str, object], summary: object = None
 ) -> None:
-    """Write the files if there is a folder, then print the summary as JSON; null is undefined."""
+    """Write the files if `out` is given, then print the summary as JSON (null: undefined)."""
     from atoll.present.files import plain_json, write_all
 
     if out is not None:

@@ -1,4 +1,4 @@
-"""The command line. Heavy packages are imported by the commands that need them."""
+"""The command line. Each command imports the heavy packages that it needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS = (
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Show errors of click, usage and all, as one sentence; help pages stay."""
+    """Show an error of click as one sentence, without the usage text. Help pages do not change."""
     try:
         yield
     except click.ClickException as error:
@@ -51,11 +51,11 @@ def _one_line() -> Iterator[None]:
 
 
 class AtollGroup(AtollSubgroup):
-    """Turns errors into one sentence."""
+    """The main command group, which reports each error as one sentence."""
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         adapt(sys.stdout, sys.stderr)
-        with _one_line():  # the options before a command's name
+        with _one_line():  # for the options before a command's name
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -68,7 +68,7 @@ class AtollGroup(AtollSubgroup):
             click.echo("stopped", err=True)
             ctx.exit(130)
         except Exception as error:
-            # A reader that went away (`atoll datasets | head`) is click's to handle.
+            # click handles a closed pipe (`atoll datasets | head`).
             if ctx.obj["debug"] or getattr(error, "errno", None) == errno.EPIPE:
                 raise
             if isinstance(error, AtollError):
@@ -79,7 +79,7 @@ class AtollGroup(AtollSubgroup):
                 click.echo(f"error: {error.strerror}{where}", err=True)
                 ctx.exit(2)
             text = f"internal error: {described(error)}"
-            click.echo(f"{text}; `atoll --debug ...` shows where", err=True)
+            click.echo(f"{text}; `atoll --debug ...` shows the traceback", err=True)
             ctx.exit(1)
 
 
@@ -90,8 +90,8 @@ class AtollGroup(AtollSubgroup):
 def main(ctx: click.Context, debug: bool) -> None:
     """Federated graph learning: run, compare and deploy methods on private graphs."""
     ctx.obj = {"debug": debug}
-    # Threads that wait in a busy loop starve each other when something else runs on the machine
-    # (measured: 0.16 s a round in place of 0.04 s). Read when torch is loaded, which is later.
+    # Threads that wait in a busy loop starve each other if the machine has other load (measured:
+    # 0.16 s per round instead of 0.04 s). torch reads this variable later, when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

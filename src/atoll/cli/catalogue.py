@@ -1,4 +1,4 @@
-"""`atoll methods` and `atoll datasets`: the list of all, or the page of one."""
+"""`atoll methods` and `atoll datasets`: list all entries, or show the page of one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from atoll.cli.options import DATA_ROOT, command
 NAME = click.Argument(["name"], required=False)
 
 
-@command("List the methods, or say everything about one.", NAME)
+@command("List all methods, or show the details of one.", NAME)
 def methods(name: str | None) -> None:
-    """List the methods; with NAME, everything about one."""
+    """List all methods. If NAME is given, show the details of that method."""
     from atoll.present.catalogue import method_page, method_table
     from atoll.present.tables import rich_table
     from atoll.studies.baselines import BASELINES, SHORTHANDS, baseline_page, baseline_table
@@ -27,9 +27,9 @@ def methods(name: str | None) -> None:
         console.print(method_page(name))
 
 
-@command("List the data sets, or say everything about one.", NAME, DATA_ROOT)
+@command("List all data sets, or show the details of one.", NAME, DATA_ROOT)
 def datasets(name: str | None, data_root: str | None) -> None:
-    """List the data sets; with NAME, size, source and where it is looked for."""
+    """List all data sets. If NAME is given, show its size, its source and its folder."""
     from atoll.present.catalogue import dataset_page, dataset_table
 
     page = dataset_table(data_root) if name is None else dataset_page(name, data_root)

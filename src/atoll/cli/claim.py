@@ -1,4 +1,4 @@
-"""`atoll claim`: a statement of a paper, computed."""
+"""`atoll claim`: check a claim of a paper numerically."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
     from atoll.analyses.claim import Claim
 
-OUT = option("--out DIR", "Folder for table, numbers and plot.", PATH)
+OUT = option("--out DIR", "Write table, numbers and plot into this folder.", PATH)
 
 
 @click.group(cls=AtollSubgroup)
 def claim() -> None:
-    """Check statements of the papers by numbers."""
+    """Check claims of published papers numerically."""
 
 
 @claim.command(
+    short_help="Check FedATH's bound on divergence (Corollary 5.2).",
     params=[
         *options.FEDERATION,
         *(options.ROUNDS, options.EPOCHS, options.SETTINGS, options.SEEDS, options.SEED),
-        option("--every N", "Rounds between two measurements.", click.IntRange(min=1), default=20),
+        option("--every N", "Measure every N rounds.", click.IntRange(min=1), default=20),
         OUT,
-    ]
+    ],
 )
 def bound(out: Path | None, every: int, **given: Any) -> None:
-    """FedATH, Corollary 5.2: do edge weights shrink the bound on the clients' divergence?"""
+    """Check Corollary 5.2 of FedATH: do edge weights reduce the bound on clients' divergence?"""
     from atoll.analyses.bound import follow_bound
     from atoll.experiment.config import resolve
     from atoll.present.terminal import progress
@@ -45,9 +46,12 @@ def bound(out: Path | None, every: int, **given: Any) -> None:
     show_claim(console, found, out)
 
 
-@claim.command(params=[*options.FEDERATION, options.SEED_OF_DATA, OUT])
+@claim.command(
+    short_help="Check GCFL's Propositions 4.1 to 4.3 on weights.",
+    params=[*options.FEDERATION, options.SEED_OF_DATA, OUT],
+)
 def weights(out: Path | None, **given: Any) -> None:
-    """GCFL, Propositions 4.1 to 4.3: do weights follow structure, features and task?"""
+    """Check Propositions 4.1 to 4.3 of GCFL: do weights follow structure, features and task?"""
     from atoll.analyses.linear_weights import weight_claim
     from atoll.experiment.problem import Problem
 
@@ -58,13 +62,14 @@ def weights(out: Path | None, **given: Any) -> None:
 
 
 @claim.command(
+    short_help="Check FedTAD's cost formula (Result 6).",
     params=[
-        option("--doublings N", "How often a size doubles.", click.IntRange(min=1), default=4),
+        option("--doublings N", "Double each size N times.", click.IntRange(min=1), default=4),
         OUT,
-    ]
+    ],
 )
 def cost(out: Path | None, doublings: int) -> None:
-    """FedTAD, Result 6: how does its cost grow with each size of its formula?"""
+    """Check Result 6 of FedTAD: how does the cost grow with each size in its formula?"""
     from atoll.analyses.distillation_cost import cost_claim
 
     console = checked_console(out)
@@ -72,7 +77,7 @@ def cost(out: Path | None, doublings: int) -> None:
 
 
 def show_claim(console: Console, found: Claim, out: Path | None) -> None:
-    """Print tables and sentences, and write the files if there is a folder."""
+    """Print tables and sentences, and write the files if `out` is given."""
     from atoll.present.files import write_all
     from atoll.present.tables import layout
 

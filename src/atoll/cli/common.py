@@ -1,4 +1,4 @@
-"""Steps that commands share: read KEY=VALUE, name a folder, print, stop cleanly."""
+"""Functions that commands share: parse KEY=VALUE, name a folder, print, stop cleanly."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 PAIRS = {"settings": "set", "own": "own", "search": "search"}
 """Parameters that take KEY=VALUE, and the names of their options."""
-FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk, or of a user's share of it, that is full
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, or of an exceeded disk quota
 
 
 class AtollSubgroup(click.Group):
-    """Turns unknown commands into a suggestion."""
+    """A command group that answers an unknown command with a suggestion."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -45,7 +45,7 @@ class AtollSubgroup(click.Group):
 
 
 def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the user gave, for `make_config`; None and () mark the others."""
+    """Return the options that the user gave, for `make_config`. None and () mark the others."""
     chosen = {key: value for key, value in given.items() if value not in (None, ())}
     for parameter, option in PAIRS.items():
         found: dict[str, str] = {}
@@ -59,7 +59,7 @@ def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pair(option: str, text: str) -> tuple[str, str]:
-    """Key and value of KEY=VALUE."""
+    """Parse KEY=VALUE into its key and its value."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         got = f"takes key=value, but got '{text}'"
@@ -68,21 +68,21 @@ def pair(option: str, text: str) -> tuple[str, str]:
 
 
 def pop(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Take these options out of those that a command was given."""
+    """Remove these options from `given`, and return them."""
     return {name: given.pop(name) for name in names}
 
 
 def config_of(given: Mapping[str, object], **defaults: object) -> RunConfig:
-    """The configuration that the options of a command describe."""
+    """Return the configuration that the options of a command describe."""
     from atoll.experiment.config import make_config
 
     return make_config(**{**defaults, **chosen_options(given)})
 
 
 def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a TOML file, replaced by those of the command line.
+    """Merge the options of a TOML file with the command line, which takes precedence.
 
-    Relative paths of a saved run count from the folder in which it was started.
+    Relative paths of a saved run refer to the folder in which the user started it.
     """
     from atoll.data.load import is_own
     from atoll.experiment.config import read_config
@@ -104,7 +104,10 @@ def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, 
 
 
 def to_resume(folder: Path | None) -> Path | None:
-    """The folder of --resume. The command goes to where that was started, for relative paths."""
+    """Return the folder of --resume, and change to the folder in which the user started that run.
+
+    Saved relative paths refer to that folder.
+    """
     from atoll.experiment.folder import started_in
 
     if folder is not None and (there := started_in(folder) or Path.cwd()) != Path.cwd():
@@ -114,19 +117,19 @@ def to_resume(folder: Path | None) -> Path | None:
 
 
 def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -> None:
-    """Refuse options beside --resume, which continues with the saved configuration."""
+    """Refuse options next to --resume, which continues with the saved configuration."""
     if names := [name for name, value in given.items() if value not in (None, ())]:
         words = {"methods": "METHOD", "method": f"METHOD '{given.get('method')}'"}
         option = words.get(names[0], "--" + names[0].replace("_", "-"))
         problem = f"--resume continues a {kind} with its own configuration, but {option} was given"
-        raise ConfigError(f"{problem}; leave everything out but {allowed}")
+        raise ConfigError(f"{problem}; remove all options except {allowed}")
 
 
 @contextmanager
 def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the command with 130 or 143, after a report of how to continue.
+    """Report how to continue if Ctrl-C or SIGTERM stops the command, then exit with 130 or 143.
 
-    A full disk is reported in the same way, with the file that could not be written.
+    The same happens if the disk is full, after an error that names the file.
     """
     from atoll.experiment.run import Stopped
 
@@ -136,7 +139,7 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
         nonlocal code
         code = 128 + number
         interrupt = signal.getsignal(signal.SIGINT)
-        if callable(interrupt):  # that of the progress stops after the round
+        if callable(interrupt):  # the handler of the progress bar stops after the round
             interrupt(number, frame)
 
     in_main = threading.current_thread() is threading.main_thread()  # others cannot set signals
@@ -160,8 +163,8 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Import torch without garbage collections, which find nothing in modules, then or later."""
-    # A process that has torch already may have garbage, which a freeze would keep.
+    """Disable garbage collection while torch is imported, and exclude its modules afterwards."""
+    # A process that imported torch earlier may have garbage, which `gc.freeze` would keep.
     first = "torch" not in sys.modules and gc.isenabled()
     if first:
         gc.disable()
@@ -174,7 +177,7 @@ def without_collection() -> Iterator[None]:
 
 
 def fresh_folder(name: str) -> Path:
-    """A folder for a result that the user gave no name for."""
+    """Return a new folder for a result, if the user did not name one."""
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
@@ -182,40 +185,40 @@ def fresh_folder(name: str) -> Path:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """The console for tables and notes; `stderr` keeps standard output free for programs."""
+    """Return the console for tables and notes. `stderr` keeps standard output free for JSON."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
 
 
 def print_text(console: Console, text: str, style: str = "dim", *, wrap: bool = False) -> None:
-    """Print a paragraph, in which square brackets are no markup."""
+    """Print a paragraph. Square brackets in it are not markup."""
     from rich.text import Text
 
     console.print(Text(text, style=style), soft_wrap=not wrap)
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
-    """Remarks about the data, before the result."""
+    """Print notes about the data, before the result."""
     for note in notes:
         print_text(console, note, wrap=True)
 
 
 def print_next(console: Console, commands: Iterable[str]) -> None:
-    """The commands that use the result."""
-    console.print("\nGo on with:")
+    """Print the commands that the user can run next."""
+    console.print("\nNext commands:")
     for command in commands:
         print_text(console, f"  {command}", style="")
 
 
 def print_written(console: Console, paths: list[Path]) -> None:
-    """Name the files that a command wrote."""
+    """Print the names of the files that a command wrote."""
     if paths:
         print_text(console, "Written: " + ", ".join(map(str, paths)))
 
 
 def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
-    """Print the table of finished runs, where they are saved, and the JSON of the first."""
+    """Print the table of finished runs, their folder, and the JSON of the first run."""
     from atoll.present.terminal import result_table
 
     if not quiet:

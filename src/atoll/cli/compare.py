@@ -20,28 +20,30 @@ if TYPE_CHECKING:
 
     from atoll.studies.compare.comparison import Comparison
 
-DATA = "Data sets or paths, as for `atoll run`; several with commas.  [default: lagoon]"
-CLIENTS = "Numbers of clients; several with commas.  [default: the protocol's]"
-GRID = (
-    "Values to try, for every method that has KEY or for one (fedprox:mu=0.1,1); the "
-    "winner is chosen by validation scores; repeatable."
+DATA = "Load these data, as in `atoll run`; separate several with commas.  [default: lagoon]"
+CLIENTS = (
+    "Set the number of clients; separate several with commas.  [default: chosen by the protocol]"
 )
-SEEDS = option("--seeds N", "How many seeds to run, the same for all.  [default: 5]", int)
+GRID = (
+    "Try these values of KEY for all methods or for one (fedprox:mu=0.1,1), and select the best "
+    "by validation scores; repeatable."
+)
+SEEDS = option("--seeds N", "Run every method with the same N seeds.  [default: 5]", int)
 
 
 @command(
-    "Compare methods: same partitions and seeds, with tests.",
+    "Compare methods on the same seeds, with significance tests.",
     options.METHODS,
     repeatable("--data NAME,...", DATA),
     repeatable("--clients K,...", CLIENTS),
     repeatable("--grid KEY=V,V,...", GRID),
     *options.DIVISION,
     *(SEEDS if one is options.SEEDS else one for one in options.TRAINING),
-    option("--against METHOD", "Test the others against this one.  [default: the best]"),
-    option("--alpha P", "Chance of a false alarm that the tests allow.  [default: 0.05]", float),
+    option("--against METHOD", "Test all methods against METHOD.  [default: the best method]"),
+    option("--alpha P", "Set the significance level of the tests.  [default: 0.05]", float),
     option("--tex FILE", "Write a LaTeX table.", PATH),
     options.OUT,
-    options.resume("Continue the stopped study in DIR; a finished one is shown again."),
+    options.resume("Resume the stopped study in DIR, or show a finished study again."),
     options.LOG,
     *options.STUDY,
     example="atoll compare local fedavg fedprox:mu=0.1 --data cora,pubmed "
@@ -53,8 +55,8 @@ def compare(
     """Run each METHOD on the same partitions and seeds, and test whether they differ.
 
     A METHOD may have settings, fedprox:mu=0.1, and a label, strong=fedprox:mu=1. It may also be a
-    baseline (majority, features, trees, oracle, ...), which is not federated and marked so. A
-    stopped study continues with --resume DIR, or with the same command and --out.
+    non-federated baseline (majority, features, trees, oracle, ...), which the tables mark. To
+    continue a stopped study, use --resume DIR, or the same command with --out.
     """
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.folder import check_folder
@@ -73,7 +75,7 @@ def compare(
         common.refuse_beside_resume("study", several | chosen, allowed)
         request = read_request(folder)
     else:
-        grids: dict[str, list[str]] = {}  # a repeated key adds values to the first
+        grids: dict[str, list[str]] = {}  # a repeated key adds its values
         for key, text in (common.pair("grid", text) for text in grid):
             grids.setdefault(key, []).extend(value.strip() for value in text.split(","))
         several = tests | {"clients": _numbers(clients), "grid": grids}
@@ -109,7 +111,7 @@ def _numbers(texts: Strings) -> list[int] | None:
 
 
 def _report_stop(folder: Path, stop: BaseException) -> None:
-    """How far a stopped study is, and how to continue it."""
+    """Print the progress of a stopped study, and the command that continues it."""
     if not (folder / "study.json").exists():
         click.echo("stopped before the first cell; nothing was saved", err=True)
         return
@@ -123,7 +125,7 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
 
 
 def _print(console: Console, found: Comparison, tests: Mapping[str, object], folder: Path) -> None:
-    """The tables; with other tests than the study's own, a remark that its files keep those."""
+    """Print the tables. Note that other `tests` do not change the study's files."""
     from atoll.present.terminal import noted_table
 
     sentences = found.sentences()
@@ -132,5 +134,7 @@ def _print(console: Console, found: Comparison, tests: Mapping[str, object], fol
     common.print_text(console, found.caption, wrap=True)
     if tests:
         how = " ".join(f"--{name} {value}" for name, value in tests.items())
-        text = f"Tested with {how} for once; {folder}/compare.* keep the study's own tables."
+        text = (
+            f"Tested once with {how}; the tables of the study in {folder}/compare.* do not change."
+        )
         common.print_text(console, text)

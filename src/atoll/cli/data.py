@@ -1,4 +1,4 @@
-"""`atoll data` and `atoll partition`: fetch, check and describe data, divide them among clients."""
+"""`atoll data` and `atoll partition`: fetch, check, describe and divide data."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes
 from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
 from atoll.core.errors import ConfigError
 
-MIRROR = "Where NAME.tar.xz is.  [default: ATOLL_MIRROR, else the public source]"
+MIRROR = (
+    "Download NAME.tar.xz from this folder or URL.  [default: ATOLL_MIRROR, else the public source]"
+)
+ROOT = "Save data sets in this folder.  [default: ATOLL_DATA, else ~/.cache/atoll/data]"
+SCHEMA = "Read your earlier decisions from this file.  [default: PATH/schema.toml]"
 
 
 @click.group(cls=AtollSubgroup)
 def data() -> None:
-    """Fetch and check data sets, describe your own."""
+    """Fetch and check data sets, and describe your own tables."""
 
 
 @data.command(
+    short_help="Download data sets.",
     params=[
         click.Argument(["names"], nargs=-1, required=True),
         option("--mirror DIR|URL", MIRROR),
-        option("--data-root DIR", "Where to put them.  [default: ATOLL_DATA]"),
-        option("--force", "Replace what is there."),
-    ]
+        option("--data-root DIR", ROOT),
+        option("--force", "Overwrite existing files."),
+    ],
 )
 def fetch(names: Strings, mirror: str | None, data_root: str | None, force: bool) -> None:
-    """Get data sets, or GCFL's groups of them, from their public source or from a mirror."""
+    """Download data sets, or GCFL's groups of data sets, from their public source or a mirror."""
     from atoll.data.public.fetch import fetch as fetch_one
     from atoll.data.public.registry import sets_of_group
 
@@ -40,10 +45,10 @@ def fetch(names: Strings, mirror: str | None, data_root: str | None, force: bool
         click.echo(f"{name}: ready in {folder}")
 
 
-@data.command(params=[DATA_ROOT])
+@data.command(short_help="Compare downloaded data with the published counts.", params=[DATA_ROOT])
 @click.pass_context
 def check(ctx: click.Context, data_root: str | None) -> None:
-    """Load what is present and compare it with the published counts."""
+    """Load every downloaded data set, and compare its size with the published counts."""
     from atoll.data.public.fetch import check as check_all
 
     progress = partial(click.echo, err=True)
@@ -51,20 +56,21 @@ def check(ctx: click.Context, data_root: str | None) -> None:
     for name, _, problem in found:
         click.echo(f"{name}: {problem or 'as published'}")
     if not found:
-        click.echo("no data set is here; get one with: atoll data fetch NAME")
+        click.echo("no data set is downloaded; get one with: atoll data fetch NAME")
     if any(problem for _, _, problem in found):
         ctx.exit(2)
 
 
 @data.command(
+    short_help="List columns and problems of your own tables.",
     params=[
         click.Argument(["path"], type=PATH),
-        option("--schema FILE", "What is decided already.  [default: PATH/schema.toml]", PATH),
-        option("--out FILE", "Write a schema.toml to be edited; it must not exist.", PATH),
-    ]
+        option("--schema FILE", SCHEMA, PATH),
+        option("--out FILE", "Write a draft of the schema to FILE, which must be new.", PATH),
+    ],
 )
 def describe(path: Path, schema: Path | None, out: Path | None) -> None:
-    """Look at your own tables once: columns, all problems with their counts, and a schema."""
+    """List the columns and all problems of your own tables, and draft a schema."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -85,7 +91,7 @@ def describe(path: Path, schema: Path | None, out: Path | None) -> None:
         table.add_row(*(Text(word) for word in (name, role, kind, str(gaps or ""), example)))
     console.print(table)
     things = "1 thing" if len(found.problems) == 1 else f"{len(found.problems) or 'no'} things"
-    todo = f"{things} to decide or to mend"
+    todo = f"{things} to decide or to repair"
     print_text(console, f"{found.rows} nodes; {todo}", style="")
     for number, problem in enumerate(found.problems, 1):
         rows = f" ({problem.rows} rows)" if problem.rows else ""
@@ -94,13 +100,15 @@ def describe(path: Path, schema: Path | None, out: Path | None) -> None:
         write_atomically(out, found.toml().encode())
         print_text(console, f"Written: {out}; decide the lines with `# ?`", style="")
     if "label" not in found.roles.values():
-        more = "this may find columns that give it away"
+        more = "this may find columns that leak the label"
         print_text(console, f"Name the label, then describe again: {more}", style="")
 
 
-@data.command(params=[option("--clear", "Delete all entries.")])
+@data.command(
+    short_help="Show or clear the data cache.", params=[option("--clear", "Delete all entries.")]
+)
 def cache(clear: bool) -> None:
-    """Show, or clear, the cache of loaded and divided public data (ATOLL_CACHE)."""
+    """Show or clear the cache of loaded and partitioned public data (ATOLL_CACHE)."""
     from atoll.data.cache import Cache
 
     found = Cache.of_environment()
@@ -117,15 +125,15 @@ def cache(clear: bool) -> None:
 
 
 @command(
-    "Divide data among clients and save them in one file.",
+    "Divide data among clients and save the federation.",
     *FEDERATION,
     SEED_OF_DATA,
-    option("--out FILE", "The file to write; it must not exist.", PATH, required=True),
+    option("--out FILE", "Write the federation to FILE, which must be new.", PATH, required=True),
     example="atoll partition --data cora --clients 10 --out cora10.atoll, then "
     "atoll run fedavg --data cora10.atoll, here or elsewhere",
 )
 def partition(out: Path, **given: object) -> None:
-    """Divide data as a run would, and save the federation in one file (--data FILE)."""
+    """Divide data as `atoll run` does, and save the federation in one file (--data FILE)."""
     from atoll.experiment.problem import save_divided
 
     path, made = save_divided(config_of(given), out)

@@ -1,4 +1,4 @@
-"""`atoll leaderboard`: every method on every set under one rule, in pieces, with a page."""
+"""`atoll leaderboard`: rank every method on every data set under the same rules."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ if TYPE_CHECKING:
     from atoll.studies.leaderboard.leagues import Entry
     from atoll.studies.leaderboard.rows import Key, Row
 
-DATA = "Sets of the league, other data sets or paths; several with commas.  [default: the league's]"
-METHODS = (
-    "Methods of the league, or others with settings (fedprox:mu=1), with commas.  [default: all]"
+LEAGUE = (
+    "Follow the rules of these leagues: defaults (default hyper-parameters), tuned or ablation."
 )
-PARTS = "Partitions of the league, with commas.  [default: all that fit the data]"
-CSV = "The rows: those that it has are not run again, new ones are added as they end."
+DATA = "Run only these data sets or paths, separated by commas.  [default: chosen by the league]"
+METHODS = (
+    "Run only these methods, separated by commas, also with settings (fedprox:mu=1).  "
+    "[default: all methods of the league]"
+)
+PARTS = (
+    "Run only these partitions of the league, separated by commas.  "
+    "[default: all partitions that fit the data]"
+)
+CSV = "Add the row of each finished run to this file, and skip rows that it already contains."
 REFERENCE = "reef"
-OUT = "Keep whole runs there, so that a stopped one continues.  [default: keep only the rows]"
+OUT = "Save whole runs in this folder, so that a stopped run can resume.  [default: save only rows]"
+MINUTES = "Stop after M minutes; the same command continues.  [default: no limit]"
 
 
 @command(
-    "Rank every method on every data set, under one rule.",
-    option("--league NAME,...", "defaults, tuned or ablation.", default="defaults"),
+    "Rank every method on every data set under the same rules.",
+    option("--league NAME,...", LEAGUE, default="defaults"),
     option("--methods NAME,...", METHODS),
     option("--data NAME,...", DATA),
     option("--partitions NAME,...", PARTS),
-    option("--seeds N", "Seeds of every run.  [default: the league's]", int),
-    option("--rounds R", "Rounds.  [default: 100]", int),
-    option("--epochs E", "Local epochs per round.  [default: 3]", int),
-    option("--against METHOD", f"Test the others against this one.  [default: {REFERENCE}]"),
-    option("--minutes M", "Stop then; the same command continues.  [default: never]", float),
+    option("--seeds N", "Repeat every run with N seeds.  [default: chosen by the league]", int),
+    option("--rounds R", "Train for R communication rounds.  [default: 100]", int),
+    option("--epochs E", "Train for E local epochs per round.  [default: 3]", int),
+    option("--against METHOD", f"Test all methods against METHOD.  [default: {REFERENCE}]"),
+    option("--minutes M", MINUTES, float),
     option("--csv FILE", CSV, PATH, default="leaderboard.csv", name="path"),
-    option("--page FILE", "Write a page (Markdown) from all rows of the file.", PATH),
+    option("--page FILE", "Write a Markdown page of all rows in the CSV file.", PATH),
     option("--out DIR", OUT, PATH),
-    option("--dry-run", "List the runs and their rough time; run nothing."),
+    option("--dry-run", "List the runs and their approximate time, but run nothing."),
     options.DATA_ROOT,
     options.DEVICE,
     options.JOBS,
@@ -50,10 +58,11 @@ OUT = "Keep whole runs there, so that a stopped one continues.  [default: keep o
     example="atoll leaderboard --data cornell --methods reef,fedavg,fedprox --seeds 3",
 )
 def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **given: Any) -> None:
-    """Run the rows of a league that FILE lacks, and print where every method stands.
+    """Run the experiments of a league that FILE does not contain, and print the ranking.
 
-    A row is one method on one set and partition, over all seeds. It counts as known if FILE has it
-    with the same configuration, defaults included. With --minutes 0 nothing is run.
+    A league is a set of rules. A row is one method on one data set and partition, over all seeds.
+    The command skips a row that FILE contains with the same complete configuration. --minutes 0
+    only prints the ranking.
     """
     from atoll.core.errors import check_name
     from atoll.core.files import write_atomically
@@ -111,7 +120,7 @@ def _run(
     quiet: bool,
     **how: Any,
 ) -> None:
-    """Run what is lacking, for so long."""
+    """Run the missing rows until they are finished or the time is over."""
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.run import Stopped
     from atoll.studies.leaderboard.runner import run_entries
@@ -125,7 +134,7 @@ def _run(
         try:
             run_entries(entries, path, failed, observer=watcher, **how)
         except Stopped as stop:
-            if watcher.stopping:  # by the user
+            if watcher.stopping:  # the user stopped it
                 raise
             report(stop)
 
@@ -133,7 +142,7 @@ def _run(
 def _show_plan(
     console: Console, entries: Sequence[Entry], rows: Mapping[Key, Row], notes: Sequence[str]
 ) -> None:
-    """A line for each set and partition, and the time for everything that is lacking."""
+    """Print a line for each data set and partition, and the time of all missing runs."""
     from atoll.present.tables import layout, make_table, quiet
     from atoll.present.terminal import counted, duration
     from atoll.studies.study_run import cost_of
@@ -148,7 +157,7 @@ def _show_plan(
         whole, count = whole + seconds, count + len(runs)
     table = make_table(("league", "data", "partition", "rows", "runs", "time"), lines, left=3)
     total = f"{counted(len(entries), 'row')}, {counted(count, 'run')} to do, {duration(whole)} of "
-    total += "one process by rough costs; several processes share the work."
+    total += "one process, approximately; several processes share the work."
     console.print(layout([table, quiet(total), *map(quiet, notes)]))
 
 

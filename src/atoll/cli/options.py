@@ -1,4 +1,4 @@
-"""The options of the command line that several commands share, in the order of the help pages."""
+"""The options that several commands share, in the order of the help pages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PATH = click.Path(path_type=Path)
 def command(
     summary: str, *params: click.Parameter, example: str = "", name: str | None = None
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command: its line in the list of commands, its options, and the end of its help page."""
+    """Define a command by its summary, its options and the example that ends its help page."""
     epilog = f"For example: {example}" if example else None
     return click.command(name, short_help=summary, params=list(params), epilog=epilog)
 
 
 def option(usage: str, text: str, kind: Kind = str, *, name: str = "", **more: Any) -> click.Option:
-    """One option: `option("--rounds R", "Rounds.", int)`; a usage without a value is a switch.
+    """Define an option: `option("--rounds R", "Rounds.", int)`.
 
-    `name` is the parameter of the command if it is not the flag's. `more` holds `required`,
-    `multiple` or `default`, which the help page shows.
+    A usage without a value defines a switch. `name` is the parameter of the command if it differs
+    from the flag. `more` contains `required`, `multiple` or `default`, which the help page shows.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]
@@ -38,17 +38,17 @@ def option(usage: str, text: str, kind: Kind = str, *, name: str = "", **more: A
 
 
 def repeatable(usage: str, text: str, **more: Any) -> click.Option:
-    """An option that may be given several times."""
+    """Define an option that the user may repeat."""
     return option(usage, text, multiple=True, **more)
 
 
 def resume(text: str) -> click.Option:
-    """`--resume DIR`, as the parameter `resume_from`."""
+    """Define `--resume DIR`, with the parameter `resume_from`."""
     return option("--resume DIR", text, PATH, name="resume_from")
 
 
 def _without_cache(ctx: click.Context, param: click.Parameter, off: bool) -> None:
-    """Switch the cache off in this process and in those that it starts, until the command ends."""
+    """Disable the cache in this process and its child processes until the command ends."""
     if off:
         before = os.environ.get("ATOLL_CACHE")
         os.environ["ATOLL_CACHE"] = "off"
@@ -63,131 +63,164 @@ def _restore(name: str, value: str | None) -> None:
 METHOD = click.Argument(["method"], required=False)
 NO_CACHE = option(
     "--no-cache",
-    "Load and divide the data anew, and keep nothing (`atoll data cache`).",
+    "Do not read or write the data cache (`atoll data cache`).",
     callback=_without_cache,
     expose_value=False,
 )
 METHODS = click.Argument(["methods"], metavar="METHOD...", nargs=-1)
 DATA_ROOT = option(
     "--data-root DIR",
-    "Where data sets are looked for.  [default: ATOLL_DATA, else ~/.cache/atoll/data]",
+    "Look for data sets in this folder.  [default: ATOLL_DATA, else ~/.cache/atoll/data]",
 )
 DATA = option(
     "--data NAME|PATH",
-    "lagoon or archipelago (built in), a data set's name, a group (molecules, or "
-    "PROTEINS+MUTAG), a path to your own, or a file of `atoll partition`.  [default: lagoon]",
+    "Load a data set by name (lagoon and archipelago are built in), a group (molecules, or "
+    "PROTEINS+MUTAG), a path to your own data, or a file that `atoll partition` wrote.  "
+    "[default: lagoon]",
 )
 CLIENTS = option(
-    "--clients K", "Number of clients.  [default: the protocol's, or one per owner]", int
+    "--clients K",
+    "Set the number of clients.  [default: chosen by the protocol, or one per owner]",
+    int,
 )
-_PROTOCOLS = "strict, fedath, fedtad, fediih, gcfl, openfgl or fedlog.  [default: strict]"
+PROTOCOL = option(
+    "--protocol NAME",
+    "Follow this evaluation protocol: strict, fedath, fedtad, fediih, gcfl, openfgl or fedlog.  "
+    "[default: strict]",
+)
 ENCODER = option(
     "--encoder NAME",
-    "How owners of tables measure columns: federated (sums and counts, no rows), local or pooled.  "
-    "[default: federated]",
+    "Encode tables with these statistics: federated (owners share only sums and counts), local or "
+    "pooled.  [default: federated]",
 )
+SCHEMA = "Read the column roles of your own tables from this TOML file."
 DIVISION = (
     option(
         "--task NAME",
-        "What is predicted: node (the class of every node) or graph (of every graph of a set).  "
-        "[default: the data's]",
+        "Select the task: node (classify nodes) or graph (classify whole graphs).  "
+        "[default: chosen by the data]",
     ),
     option(
         "--partition NAME",
-        "How the graph is divided: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
-        "[default: by owner if the data name owners, else the protocol's]",
+        "Divide the graph by this rule: louvain, metis, dirichlet:alpha=0.5, column:NAME, ...  "
+        "[default: the owner column if the data have one, else chosen by the protocol]",
     ),
     option(
         "--split NAME",
-        "How nodes become training, validation and test nodes: stratified, inductive, "
-        "time:COLUMN, given, ...  [default: the protocol's]",
+        "Split nodes into training, validation and test by this rule: stratified, inductive, "
+        "time:COLUMN, given, ...  [default: chosen by the protocol]",
     ),
     option(
         "--ratios A/B/C",
-        "Shares of training, validation and test: 0.2/0.4/0.4.  [default: the split's]",
+        "Set the fractions of training, validation and test, such as 0.2/0.4/0.4.  "
+        "[default: chosen by the split]",
     ),
-    option("--protocol NAME", _PROTOCOLS),
+    PROTOCOL,
     option(
         "--data-seed S",
-        "Seed of partition and split for every run.  [default: the protocol's, or the run's seed]",
+        "Fix the seed of partition and split for all runs.  "
+        "[default: chosen by the protocol, or the seed of each run]",
         int,
     ),
-    repeatable("--allow WHAT", "Accept clients with no-edge or single-class; repeatable."),
+    repeatable(
+        "--allow WHAT",
+        "Accept clients without edges (no-edge) or with only one class (single-class); repeatable.",
+    ),
     option(
         "--batch-size B",
-        "Training graphs in one step, for sets of graphs; 0: all.  [default: the protocol's]",
+        "Train on B graphs per step if the data are sets of graphs; 0 uses all graphs.  "
+        "[default: chosen by the protocol]",
         int,
     ),
-    option("--schema FILE", "Column roles of your own tables (TOML)."),
+    option("--schema FILE", SCHEMA),
     ENCODER,
     repeatable(
         "--own KEY=VALUE",
-        "How to treat your own data: dangling=drop, self_loops=keep, ...; repeatable.",
+        "Set how to read your own data: dangling=drop, self_loops=keep, ...; repeatable.",
     ),
     DATA_ROOT,
     NO_CACHE,
 )
 FEDERATION = (DATA, CLIENTS, *DIVISION)
-"""What decides a federation: the same options for `run` and `inspect`."""
-ROUNDS = option("--rounds R", "Rounds.  [default: the protocol's]", int)
-EPOCHS = option("--epochs E", "Local epochs per round.  [default: the protocol's]", int)
-SEEDS = option("--seeds N", "How many seeds to run.  [default: 1]", int)
-SEED = option("--seed S", "The first seed.  [default: 0]", int)
-SEED_OF_DATA = option("--seed S", "Of partition and split.  [default: 0]", int)
-SEED_OF_RUN = option("--seed S", "Which of the run's seeds.  [default: first]", int)
+"""The options that determine a federation, the same for `run` and `inspect`."""
+ROUNDS = option(
+    "--rounds R", "Train for R communication rounds.  [default: chosen by the protocol]", int
+)
+EPOCHS = option(
+    "--epochs E", "Train for E local epochs per round.  [default: chosen by the protocol]", int
+)
+SEEDS = option("--seeds N", "Repeat the run with N seeds.  [default: 1]", int)
+SEED = option("--seed S", "Set the first seed.  [default: 0]", int)
+SEED_OF_DATA = option("--seed S", "Set the seed of partition and split.  [default: 0]", int)
+SEED_OF_RUN = option("--seed S", "Select one seed of the run.  [default: the first seed]", int)
 SETTINGS = repeatable(
     "--set KEY=VALUE",
-    "A hyper-parameter of method, net or optimizer (`atoll methods NAME` lists them); repeatable.",
+    "Set a hyper-parameter of method, network or optimizer (`atoll methods NAME` lists them); "
+    "repeatable.",
     name="settings",
 )
 DP = option(
     "--dp KEY=VALUE,...",
-    "Client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each client's "
-    "update to norm 1 and adds Gaussian noise with a standard deviation of 1.1 times clip; the "
-    "resulting epsilon is reported.  [default: none]",
+    "Train with client-level differential privacy: clip=1,noise=1.1,delta=1e-5 clips each "
+    "client's update to norm 1, adds Gaussian noise with a standard deviation of 1.1 times clip, "
+    "and reports epsilon.  [default: no privacy]",
 )
-DEVICE = option("--device NAME", "auto, cpu, cuda, or a certain GPU: cuda:1.  [default: auto]")
+DEVICE = option(
+    "--device NAME",
+    "Compute on this device: auto, cpu, cuda, or one GPU by its number (cuda:1).  [default: auto]",
+)
 *_FIRST, _LAST = AUTO, *ENGINES
 _ENGINES = f"{', '.join(_FIRST)} or {_LAST}"
 MACHINE = (
-    option("--engine NAME", f"{_ENGINES}.  [default: {AUTO}]"),
+    option("--engine NAME", f"Run clients with this engine: {_ENGINES}.  [default: {AUTO}]"),
     DEVICE,
     option(
-        "--chunk K", "Most clients in one program (fused); bounds memory.  [default: chosen]", int
+        "--chunk K",
+        "Limit memory: the fused engine trains at most K clients at once.  [default: automatic]",
+        int,
     ),
 )
-FRACTION = option("--fraction F", "Share of clients in each round.  [default: 1]", float)
+FRACTION = option(
+    "--fraction F", "Train only this fraction of the clients in each round.  [default: 1]", float
+)
 EVALUATE = option(
-    "--evaluate MODEL", "Which model is scored: deployed or local.  [default: the protocol's]"
+    "--evaluate MODEL",
+    "Evaluate this model: deployed (after aggregation) or local (after local training).  "
+    "[default: chosen by the protocol]",
 )
 METRIC = option(
     "--metric NAME",
-    "Selects the round, and is what studies optimise and test: accuracy, macro_f1, auc, "
-    "average_precision, recall@1%, ... (docs/metrics.md).  [default: the data's own]",
+    "Select the reported round by this metric, which studies also optimise and test: accuracy, "
+    "macro_f1, auc, average_precision, recall@1%, ... (docs/metrics.md).  "
+    "[default: chosen by the data]",
 )
 LOSS = (
     option(
         "--class-weights W",
-        "How much classes count in the loss: balanced (by each client's own training labels), or "
-        "a number for each class, as in 1,10.  [default: all alike]",
+        "Weight the classes in the loss: balanced (by each client's own training labels), or one "
+        "number per class, such as 1,10.  [default: equal weights]",
     ),
-    option("--loss NAME", "cross_entropy, focal or focal:GAMMA.  [default: cross_entropy]"),
+    option(
+        "--loss NAME",
+        "Train with this loss: cross_entropy, focal or focal:GAMMA.  [default: cross_entropy]",
+    ),
 )
 POSITIVE = option(
     "--positive CLASS",
-    "Of two classes the one to be found, for such metrics.  [default: the second]",
+    "Set the positive class of binary metrics such as average_precision.  "
+    "[default: the second class]",
 )
 THRESHOLD = option(
     "--threshold RULE",
-    "From which probability on a node is an alert, chosen on validation nodes: max_f1, "
-    "recall@precision=P, precision@recall=R or cost:FN,FP.  [default: none]",
+    "Choose the alert threshold on validation nodes by this rule: max_f1, "
+    "recall@precision=P, precision@recall=R or cost:FN,FP.  [default: no threshold]",
 )
 LOG = repeatable(
-    "--log TOOL", "Send every round's numbers to tensorboard or mlflow as well; repeatable."
+    "--log TOOL", "Also send each round's metrics to tensorboard or mlflow; repeatable."
 )
 COMPAT = repeatable(
     "--compat NAME",
-    "Switch on a known fault of a public code (dropout-at-eval, test-selection); repeatable.",
+    "Emulate a known bug of a paper's public code (dropout-at-eval, test-selection); repeatable.",
 )
 TRAINING = (
     *(ROUNDS, EPOCHS, FRACTION, SEEDS, SEED, SETTINGS, DP, EVALUATE, METRIC, POSITIVE),
@@ -195,13 +228,20 @@ TRAINING = (
     COMPAT,
     *MACHINE,
 )
-OUT = option("--out DIR", "Folder for the result.  [default: a new one in atoll-runs]", PATH)
+CONFIG = option(
+    "--config FILE",
+    "Read options from this TOML file, for example the config.toml of a saved run.",
+    PATH,
+    name="config_file",
+)
+OUT = option(
+    "--out DIR", "Save the result in this folder.  [default: a new folder in atoll-runs]", PATH
+)
 JOBS = option(
     "--jobs N",
-    "Processes that run cells side by side; auto: one for each core if that gains time, 1 on "
-    "a GPU.",
+    "Run N processes in parallel; auto uses one per core if that is faster, and one on a GPU.",
     default="auto",
 )
 AS_JSON = option("--json", "Print one JSON object as the last line.", name="as_json")
-QUIET = option("--quiet", "No progress, no table.")
+QUIET = option("--quiet", "Print no progress and no tables.")
 STUDY = (JOBS, AS_JSON, QUIET)

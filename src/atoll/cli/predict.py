@@ -13,20 +13,30 @@ from atoll.cli.options import PATH, command, option
 if TYPE_CHECKING:
     from atoll.experiment.predictions import Predictions
 
-BLOCK = option("--block N", "Nodes at a time.  [default: all that fit]", click.IntRange(min=1))
-THRESHOLD = option("--threshold P", "Alert from this probability on.  [default: the run's]", float)
-TABLE = option("--out FILE", "A table to write: .parquet or .csv.", PATH, required=True)
+BLOCK = option(
+    "--block N",
+    "Predict N nodes at a time.  [default: as many as fit in memory]",
+    click.IntRange(min=1),
+)
+THRESHOLD = option(
+    "--threshold P",
+    "Raise an alert if the probability is at least P.  [default: the threshold of the run]",
+    float,
+)
+TABLE = option("--out FILE", "Write this table (.parquet or .csv).", PATH, required=True)
+NEW = "Read tables with the same columns as the training data from this folder."
+JOINED = "Add the nodes in NEW to the training graph; their edges may refer to training nodes."
 
 
 @command(
     "Predict new nodes with a run's model.",
     click.Argument(["run"], metavar="RUN", type=PATH),
-    option("--data NEW", "A folder of tables like those of the training.", required=True),
+    option("--data NEW", NEW, required=True),
     TABLE,
-    option("--joined", "NEW holds new nodes of the training graph; its edges may name old nodes."),
-    option("--client NAME", "Owner of all new nodes.  [default: their owner column or folder]"),
+    option("--joined", JOINED),
+    option("--client NAME", "Set the owner of all new nodes.  [default: owner column or folder]"),
     options.SEED_OF_RUN,
-    option("--device NAME", "auto, cpu, cuda or cuda:1.", default="auto"),
+    option("--device NAME", "Compute on auto, cpu, cuda or cuda:1.", default="auto"),
     BLOCK,
     THRESHOLD,
     options.QUIET,
@@ -35,7 +45,7 @@ TABLE = option("--out FILE", "A table to write: .parquet or .csv.", PATH, requir
 def predict(run: Path, data: str, out: Path, quiet: bool, **given: Any) -> None:
     """Write id, client, class, alert and the probability of each class for the nodes in NEW.
 
-    The column alert (yes or no) needs a threshold: the run's own, or the given one.
+    The column alert (yes or no) needs a threshold, either from the run or from --threshold.
     """
     from atoll.experiment.predict import predict as predicted
     from atoll.experiment.predictions import check_table
@@ -45,7 +55,7 @@ def predict(run: Path, data: str, out: Path, quiet: bool, **given: Any) -> None:
 
 
 def write(found: Predictions, out: Path, *, quiet: bool) -> None:
-    """Write predictions, and print how many there are of each class."""
+    """Write predictions, and print their number in each class."""
     import numpy as np
 
     found.write(out)
@@ -66,14 +76,21 @@ def write(found: Predictions, out: Path, *, quiet: bool) -> None:
 @command(
     "Write a run's model for use without Atoll.",
     click.Argument(["run"], metavar="RUN", type=PATH),
-    option("--to FORM", "pyg: stock layers of PyTorch Geometric.", default="pyg"),
-    option("--out DIR", "A new folder for model.py, model.json and weights.pt.", PATH),
-    option("--client NAME", "Whose model, for a method with one for each client."),
+    option("--to FORM", "Export to pyg (standard layers of PyTorch Geometric).", default="pyg"),
+    option(
+        "--out DIR",
+        "Write model.py, model.json and weights.pt into this new folder.  [default: RUN-FORM]",
+        PATH,
+    ),
+    option("--client NAME", "Export this client's model, if each client has its own model."),
     options.SEED_OF_RUN,
     example="atoll export my-run --to pyg --out my-model",
 )
 def export(run: Path, to: str, out: Path | None, client: str | None, seed: int | None) -> None:
-    """Write a folder that needs only torch and torch_geometric: model.py, weights and encoder."""
+    """Export a run's model to a folder that needs only torch and torch_geometric.
+
+    The folder contains model.py, the weights and the encoder of the tables.
+    """
     from atoll.experiment.export import export as exported
 
     folder = out or Path(f"{run.name}-{to}")

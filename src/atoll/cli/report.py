@@ -1,4 +1,4 @@
-"""`atoll report`: runs and studies as one page."""
+"""`atoll report`: write runs and studies as one HTML page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from atoll.cli.options import PATH, command, option
 
 
 @command(
-    "Write runs or a study as one page, and tables.",
+    "Write an HTML report and tables of runs or studies.",
     click.Argument(["folders"], metavar="DIR...", nargs=-1, required=True, type=PATH),
     option(
-        "-o --out FILE", "The page.  [default: report.html, unless only tables are asked for]", PATH
+        "-o --out FILE",
+        "Write the page to FILE.  [default: report.html, or no page if you request tables]",
+        PATH,
     ),
-    option("--title TEXT", "Heading of the page.  [default: what was run]"),
-    option("--md FILE", "The result tables as Markdown.", PATH),
-    option("--tex FILE", "The result tables as LaTeX (booktabs).", PATH),
-    option("--csv FILE", "The result tables as CSV.", PATH),
+    option("--title TEXT", "Set the heading of the page.  [default: names of methods and data]"),
+    option("--md FILE", "Write the result tables as Markdown.", PATH),
+    option("--tex FILE", "Write the result tables as LaTeX (booktabs).", PATH),
+    option("--csv FILE", "Write the result tables as CSV.", PATH),
     example="atoll report my-study -o report.html --tex tables.tex",
 )
 def report(
@@ -27,8 +29,8 @@ def report(
 ) -> None:
     """Write the runs or studies in DIR... as one self-contained HTML page.
 
-    DIR is the folder of a run, or of a study (atoll compare and others). The page needs no network
-    and no data: it opens from disk, on a phone, too.
+    DIR is the folder of a run, or of a study (atoll compare and others). The page works offline and
+    on a phone.
     """
     from atoll.report import write_report
 
@@ -38,5 +40,5 @@ def report(
     if found.missing:
         total = len(found.shown) + len(found.missing)
         names = ", ".join(f"{gap.name} ({gap.kind})" for gap in found.missing)
-        click.echo(f"{len(found.missing)} of {total} runs are not in it: {names}", err=True)
+        click.echo(f"the report lacks {len(found.missing)} of {total} runs: {names}", err=True)
     print_written(make_console(), paths)

@@ -1,4 +1,4 @@
-"""`atoll reproduce`: the tables and figures of the papers again, beside what they print."""
+"""`atoll reproduce`: reproduce the papers' tables and figures, and compare the numbers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from atoll.cli import common, options
 from atoll.cli.claim import show_claim
 from atoll.cli.options import PATH, command, option, repeatable
 
-ONLY = "Some cells alone: dataset, setting, clients, method, metric; one column twice: either."
+ONLY = (
+    "Run only cells that match; columns are dataset, setting, clients, method and metric, and two "
+    "values of one column mean either."
+)
 OUT = (
-    "The study's folder; what is done there is not run again.  "
+    "Save the study in this folder, and skip the runs that it already contains.  "
     "[default: atoll-runs/reproduce-PAPER]"
 )
 
 
 @command(
-    "Run a paper's table or figure again, beside the print.",
+    "Reproduce a paper's table or figure and compare numbers.",
     click.Argument(["paper"], required=False),
     click.Argument(["item"], metavar="[TABLE|FIGURE]", required=False),
     repeatable("--only COLUMN=VALUE,...", ONLY),
-    option("--seeds N", "Seeds.", int, default=3),
-    option("--both", "Under protocol strict as well."),
-    option("--rounds R", "Fewer rounds, for a quick look without a verdict.", int),
-    option("--tex", "Write a LaTeX table, too."),
-    option("--dry-run", "List the runs and the data that are missing; run nothing."),
+    option("--seeds N", "Run every cell with N seeds.", int, default=3),
+    option("--both", "Also run every cell under the protocol strict."),
+    option("--rounds R", "Train for only R rounds, as a quick test without a verdict.", int),
+    option("--tex", "Also write a LaTeX table."),
+    option("--dry-run", "List the runs and the missing data, but run nothing."),
     options.DATA_ROOT,
     options.DEVICE,
     option("--out DIR", OUT, PATH),
@@ -38,10 +41,10 @@ OUT = (
 def reproduce(
     paper: str | None, item: str | None, out: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
-    """Run a TABLE or FIGURE of PAPER (fedath, fedaux, fediih, fedtad, gcfl) again.
+    """Reproduce a TABLE or FIGURE of PAPER (fedath, fedaux, fediih, fedtad, gcfl).
 
-    Without arguments: what there is to reproduce. TABLE is table1 or 1, FIGURE is fig1, and `all`
-    is every one of the paper.
+    Without arguments, the command lists all tables and figures. Write TABLE as table1 or 1, and
+    FIGURE as fig1. `all` selects every table and figure of the paper.
     """
     from atoll.analyses.graph_sets import gcfl_table
     from atoll.cli.study_progress import StudyWatcher
@@ -65,7 +68,7 @@ def reproduce(
     summaries: list[dict[str, Any]] = []
 
     def report_stop(stop: BaseException) -> None:
-        click.echo(f"stopped; what is done is in {folder}; the same command goes on", err=True)
+        click.echo(f"stopped; finished runs are in {folder}; run the same command again", err=True)
 
     for kind, number in items(chosen, item):
         if dry_run:

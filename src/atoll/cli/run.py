@@ -1,4 +1,4 @@
-"""`atoll run`, `atoll demo` and `atoll watch`: one method on one federation, three, or a look."""
+"""`atoll run`, `atoll demo` and `atoll watch`: train methods, and follow a running process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from atoll.cli.options import PATH, command, option
 from atoll.core.errors import ConfigError
 from atoll.experiment.status import StatusReader
 
-NEWCOMER = "A client that never trains, by name or number, or drawn: what it gets on its first day."
-CONFIG = "A TOML file of options, for example the config.toml of a saved run."
+NEWCOMER = (
+    "Exclude one client from training (by name, by number, or `drawn` for a random client) and "
+    "evaluate the trained model on it."
+)
 
 
 @command(
@@ -24,14 +26,16 @@ CONFIG = "A TOML file of options, for example the config.toml of a saved run."
     options.METHOD,
     *options.FEDERATION,
     *options.TRAINING,
-    option("--config FILE", CONFIG, PATH, name="config_file"),
+    options.CONFIG,
     options.OUT,
     option("--overwrite", "Replace the run in --out."),
-    options.resume("Continue the stopped run in DIR; with --rounds R also beyond its end."),
-    option("--from --from-run RUN", "Start from a finished run's model.", PATH, name="from_run"),
+    options.resume("Resume the stopped run in DIR; a larger --rounds extends a finished run."),
+    option(
+        "--from --from-run RUN", "Start with the model of a finished run.", PATH, name="from_run"
+    ),
     option("--held-out-client NAME", NEWCOMER),
     options.LOG,
-    option("--profile", "Print where the time went: wall and processor seconds by stage."),
+    option("--profile", "Print the wall time and the CPU time of each stage."),
     click.Option(["--save-every"], type=float, default=10.0, hidden=True),
     options.AS_JSON,
     options.QUIET,
@@ -83,7 +87,7 @@ def run(
 
 
 def _report_stop(folder: Path, stop: BaseException) -> None:
-    """How far a stopped run is, and how to continue it."""
+    """Print the progress of a stopped run, and the command that continues it."""
     from atoll.experiment.run import Stopped
 
     how = "stopped at once"
@@ -96,13 +100,13 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
 
 @command(
     "Compare three methods on the built-in federation.",
-    option("--rounds R", "Rounds.", int, default=60),
-    option("--seeds N", "Seeds.", int, default=3),
-    option("--clients K", "Clients.", int, default=5),
-    option("--out DIR", "Folder for the results.", PATH),
+    option("--rounds R", "Train for R communication rounds.", int, default=60),
+    option("--seeds N", "Repeat each method with N seeds.", int, default=3),
+    option("--clients K", "Set the number of clients.", int, default=5),
+    options.OUT,
 )
 def demo(out: Path | None, **given: int) -> None:
-    """Three methods on the built-in federation: what does working together gain?"""
+    """Compare local training with two federated methods on the built-in federation."""
     with common.without_collection():
         from atoll.experiment.config import make_config
         from atoll.experiment.folder import check_folder
@@ -112,7 +116,7 @@ def demo(out: Path | None, **given: int) -> None:
         from atoll.studies.parallel import helped
 
     folder, results, divide = out or common.fresh_folder("demo"), [], FederationCache()
-    # On this small graph the evaluator of FedATH's public code does better than its paper's.
+    # On this small graph the evaluator in FedATH's public code is better than the paper's version.
     fedath = {"evaluator": "gnn", "hsic": "trace/N", "entropy": "sum", "lam": 0.001}
     methods = {"local": {}, "fedavg": {}, "fedath": fedath}
     configs = [make_config(method=name, set=set_, **given) for name, set_ in methods.items()]
@@ -120,7 +124,7 @@ def demo(out: Path | None, **given: int) -> None:
         check_folder(folder / config.method, resuming=False)
     console = common.make_console()
     clients = given["clients"]
-    console.print(f"{clients} libraries own parts of one citation graph; nobody shows theirs.")
+    console.print(f"{clients} libraries own parts of one citation graph and share no data.")
     watchers = [Watcher(console, quiet=False, label=f"{c.method:8}") for c in configs]
     dear, last = configs[-1], watchers[-1]
 
@@ -129,7 +133,7 @@ def demo(out: Path | None, **given: int) -> None:
             raise Stopped(folder / dear.method, progress["seed"], progress["round"])
         last.follow(progress)
 
-    # FedATH takes two thirds of the time: another process begins with its later seeds now.
+    # FedATH takes two thirds of the time, so another process starts its later seeds now.
     with helped(dear, folder / dear.method, divide, follow) as shared:
         for config, watcher in zip(configs, watchers, strict=True):
             to, source = folder / config.method, shared if config is dear else divide
@@ -139,15 +143,18 @@ def demo(out: Path | None, **given: int) -> None:
 
 
 @command(
-    "Watch a run or a study of another process.",
+    "Show the live progress of a run or study.",
     click.Argument(["folder"], metavar="DIR", type=PATH),
-    option("--once", "Look once and end."),
-    option("--every SECONDS", "How often to look.", click.FloatRange(min=0.1), default=1.0),
-    option("--json", "Look once, and print one JSON object.", name="as_json"),
+    option("--once", "Show the progress once and exit."),
+    option("--every SECONDS", "Set the refresh interval.", click.FloatRange(min=0.1), default=1.0),
+    options.AS_JSON,
     example="atoll watch atoll-runs/20260101-120000-tune-fedavg-cora",
 )
 def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
-    """Watch the run or study in DIR from its files alone, until it is finished."""
+    """Show the progress of the run or study in DIR until it finishes.
+
+    The command reads only files, so another process may own the run. --json implies --once.
+    """
     from atoll.present.watch import follow, plain, status_text
 
     watched = StatusReader(folder)

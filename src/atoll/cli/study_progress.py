@@ -1,4 +1,4 @@
-"""A study's progress in the terminal: one bar over all runs, and the time that is left."""
+"""A study's progress in the terminal: one bar for all runs, and the remaining time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from atoll.experiment.problem import task_of_object
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, cost_of
 
-EVERY = 30.0  # least seconds between two lines inside a cell, where no bar can be drawn
-SHOWN = 4  # most cells that are named where several run at once
+EVERY = 30.0  # minimum seconds between two lines of a cell, if the output has no bar
+SHOWN = 4  # maximum number of named cells if several run at once
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: `share` of all its rounds, and the seconds and score of the last one."""
+    """The progress of a run: the finished `share` of its rounds, and the last round's values."""
 
     seed: int
     round: int
@@ -52,15 +52,15 @@ class RunsWatcher(LiveProgress, StudyObserver, ABC):
         return _RunWatcher(self, run)
 
     def note(self, text: str) -> None:
-        """Take a remark on the data of a run."""
+        """Handle a note about the data of a run."""
 
     @abstractmethod
     def advance(self, run: StudyRun, at: Position) -> None:
-        """Draw that a run played one more round."""
+        """Show that a run finished one more round."""
 
 
 class StudyWatcher(RunsWatcher):
-    """Draws a study's progress, and how long the rest takes; stops it after so many `seconds`."""
+    """Shows a study's progress and remaining time, and stops the study after `seconds`."""
 
     def __init__(self, console: Console, *, quiet: bool, seconds: float | None = None) -> None:
         columns = ("{task.description}", BarColumn(bar_width=20), "{task.fields[words]}")
@@ -108,7 +108,7 @@ class StudyWatcher(RunsWatcher):
         return f"; {duration(seconds)} left"
 
     def note(self, text: str) -> None:
-        if text not in self.notes:  # the other methods' data have the same notes
+        if text not in self.notes:  # other methods repeat the notes of the same data
             self.notes.add(text)
             self.say(text)
 
@@ -123,12 +123,12 @@ class StudyWatcher(RunsWatcher):
         self.draw(run.name, f"seed {at.seed}, round {at.round}/{at.rounds}{score}", at.share)
 
     def draw(self, name: str, words: str, share: float = 0.0) -> None:
-        """The bar; a line now and then where there is none."""
+        """Update the bar. If the output has no bar, print a line every `EVERY` seconds."""
         place = f"[{min(self.ended_runs + 1, len(self.runs))}/{len(self.runs)}]"
         who, due = name, name and time.monotonic() - self.spoke > EVERY
         if name:
             self.running[name] = share
-        if len(self.running) > 1:  # `a 12%, b 40%`; some of them where there are many
+        if len(self.running) > 1:  # `a 12%, b 40%`, at most SHOWN of them
             shares = [f"{one} {done:.0%}" for one, done in self.running.items()]
             more = f" and {len(shares) - SHOWN} more" if len(shares) > SHOWN else ""
             words = ", ".join(shares[:SHOWN]) + more
@@ -142,7 +142,7 @@ class StudyWatcher(RunsWatcher):
 
 
 class TuneWatcher(RunsWatcher):
-    """Draws the progress of a search. The bar moves with every round; its number counts trials."""
+    """Shows the progress of a search. The bar moves with every round and counts trials."""
 
     unit = "trials"
 
@@ -177,7 +177,7 @@ class TuneWatcher(RunsWatcher):
 
 
 class _RunWatcher(Observer):
-    """One run's rounds, for the bar of its study (`studies.study_run.ReadsFiles`)."""
+    """Reports the rounds of one run to its study (`studies.study_run.ReadsFiles`)."""
 
     def __init__(self, study: RunsWatcher, run: StudyRun) -> None:
         self.study, self.run = study, run
@@ -193,7 +193,7 @@ class _RunWatcher(Observer):
 
     def round(self, seed: int, history: History) -> None:
         played, rounds = history.rounds, self.config.rounds or 1
-        # Rounds of an earlier process took none of this one's time.
+        # Rounds of an earlier process did not take time in this one.
         before = (min([seed, *self.done]) - self.config.seed) * rounds
         self.done[seed] = played
         share = (before + sum(self.done.values())) / (rounds * self.config.seeds)
@@ -213,15 +213,15 @@ class _RunWatcher(Observer):
 
 
 class TimeLeft:
-    """How long the rest takes: by the cells of the same method or data, else by all that are known.
+    """Estimates the remaining time from cells of the same method or data, else from all cells.
 
-    It compares the time of rounds with the rough costs of methods and data (`cost_of`), so
-    that a slow method that comes first does not make the others seem slow.
+    It divides the time of rounds by the approximate cost of methods and data (`cost_of`), so that
+    a slow first method does not increase the estimate for the others.
     """
 
     def __init__(self, runs: Sequence[StudyRun]) -> None:
         self.rounds, rough = dict[str, int](), dict[str, float]()
-        self.kinds: dict[str, tuple[object, object]] = {}  # a cell's data, and its method
+        self.kinds: dict[str, tuple[object, object]] = {}  # data and method of each cell
         for run in runs:
             config, rules = resolve(run.config, task_of_object(run.data))
             self.rounds[run.name] = rounds = (config.rounds or rules.rounds) * config.seeds
@@ -232,20 +232,20 @@ class TimeLeft:
         self.rough = {name: cost or usual for name, cost in rough.items()}
 
     def advance(self, run: StudyRun, share: float, seconds: float) -> None:
-        """So much of a cell is done, and its last round took so long."""
+        """Record the finished share of a cell, and the seconds of its last round."""
         self.waiting[run.name] = 1.0 - share
         before = self.rate.get(run.name, seconds)
         self.rate[run.name] = 0.8 * before + 0.2 * seconds
 
     def end(self, outcome: RunOutcome) -> None:
-        """A cell is over; the result of a finished one has the time of its rounds."""
+        """Record that a cell ended. The result of a finished cell contains its training time."""
         name = outcome.run.name
         self.waiting.pop(name, None)
         if outcome.summary is not None:
             self.rate[name] = outcome.summary["seconds"]["train"] / self.rounds[name]
 
     def seconds(self, jobs: int = 1) -> float | None:
-        """With so many cells at once; None as long as nothing is known."""
+        """Estimate the remaining seconds with `jobs` parallel cells, or None before any round."""
         if not self.rate:
             return None
         alike: dict[object, list[float]] = defaultdict(list)
@@ -257,7 +257,7 @@ class TimeLeft:
         each = []
         for name, share in self.waiting.items():
             problem, method = (alike.get(kind, [every]) for kind in self.kinds[name])
-            # As slow as its data and as slow as its method are, compared with all.
+            # The slowness of its data times the slowness of its method, relative to the mean.
             slow = float(np.mean(problem) * np.mean(method)) / max(every, 1e-9)
             rate = self.rate.get(name, slow * self.rough[name])
             each.append(share * self.rounds[name] * rate)

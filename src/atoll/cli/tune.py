@@ -14,11 +14,13 @@ from atoll.cli.options import PATH, Strings, command, option, repeatable
 if TYPE_CHECKING:
     from atoll.studies.tune.result import TuningRequest
 
-CONFIG = "A TOML file of options, for example of a saved run."
-OUT = "Folder of the study; the same command continues there.  [default: a new one]"
+OUT = (
+    "Save the study in this folder, where the same command continues it.  "
+    "[default: a new folder in atoll-runs]"
+)
 SEARCH = (
-    "Search KEY in 1..5, 1e-4..1e-1:log or 32,64,128 instead of, or beside, the "
-    "method's own ranges; repeatable."
+    "Search KEY in this range (1..5, 1e-4..1e-1:log or 32,64,128), which replaces the method's "
+    "range of KEY or adds one; repeatable."
 )
 
 
@@ -26,23 +28,26 @@ SEARCH = (
     "Search a method's hyper-parameters on validation scores.",
     options.METHODS,
     *options.FEDERATION,
-    option("--trials N", "Configurations to try, for each method.  [default: 30]", int),
-    option("--seeds K", "Fresh seeds of the final test; 0: no test.  [default: 5]", int),
-    option("--trial-seeds N", "Seeds of each trial.  [default: 1]", int),
-    option("--preset NAME", "paper: search the values that the method's paper tried."),
+    option("--trials N", "Try N configurations of each method.  [default: 30]", int),
+    option("--seeds K", "Test the best with K new seeds; 0 skips the test.  [default: 5]", int),
+    option("--trial-seeds N", "Run each trial with N seeds.  [default: 1]", int),
+    option("--preset NAME", "Search this grid; paper is the grid of the method's paper."),
     repeatable("--search KEY=RANGE", SEARCH),
-    option("--pruner NAME", "median gives up bad trials early, none does not.  [default: median]"),
+    option(
+        "--pruner NAME",
+        "Stop bad trials early (median), or run all to their end (none).  [default: median]",
+    ),
     *(one for one in options.TRAINING if one is not options.SEEDS),
-    option("--config FILE", CONFIG, PATH, name="config_file"),
+    options.CONFIG,
     option("--out DIR", OUT, PATH),
-    options.resume("Continue the tuning in DIR; --trials may add to it."),
+    options.resume("Resume the tuning in DIR; a larger --trials adds trials."),
     *options.STUDY,
     example="atoll tune fedavg fedprox --data cora --clients 10 --trials 40",
 )
 def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Search METHOD's hyper-parameters on validation scores, then test the best once.
 
-    Several methods get the same budget each. Test data are not read before the end.
+    Each of several methods gets the same budget. The search does not read test data.
     """
     from atoll.cli.study_progress import TuneWatcher
     from atoll.present.files import check_output
@@ -55,7 +60,7 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
     watcher = TuneWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
 
     def report_stop(stop: BaseException) -> None:
-        saved = f"; go on with: atoll tune --resume {folder}" if folder.exists() else ""
+        saved = f"; continue with: atoll tune --resume {folder}" if folder.exists() else ""
         click.echo(f"stopped{saved}", err=True)
 
     with common.stoppable(report_stop), watcher:
@@ -69,14 +74,14 @@ def tune(out: Path | None, jobs: str, as_json: bool, quiet: bool, **given: Any) 
         click.echo(json.dumps(summary(found)))
     if found.failed:
         where = folder / "tune.json"
-        click.echo(f"failed: {', '.join(found.failed)}; the notes in {where} say why", err=True)
+        click.echo(f"failed: {', '.join(found.failed)}; see the reasons in {where}", err=True)
         click.get_current_context().exit(1)
 
 
 def _request(
     methods: Strings, config_file: Path | None, out: Path | None, **given: Any
 ) -> tuple[TuningRequest, Path]:
-    """The search that the options ask for, and the folder for it."""
+    """Return the search that the options describe, and its folder."""
     import msgspec
 
     from atoll.experiment.config import make_config

@@ -1,4 +1,4 @@
-"""Text for terminals and files that can show ASCII only."""
+"""Text for terminals and files that can only show ASCII."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNS |= dict(zip("−–≈×·‖▁▂▃▄▅▆▇█", "--~x*|_.-:=+*#", 
 
 
 def plain(letter: str) -> str:
-    """A letter in ASCII: a known sign, the letter without its accent, a Greek name, or `?`."""
+    """Return a letter in ASCII: a known sign, the bare letter, a Greek name, or `?`."""
     without_accent = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
     greek = unicodedata.name(letter, "").partition("GREEK")[2].rpartition(" LETTER ")[2]
     return SIGNS.get(letter) or without_accent or greek.lower() or "?"
@@ -20,7 +20,7 @@ def plain(letter: str) -> str:
 def _replaced(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     letter, after = error.object[error.start], error.object[error.start + 1 : error.start + 2]
-    wider = letter == "±" and after == " "  # columns stay in line
+    wider = letter == "±" and after == " "  # keeps columns aligned
     return plain(letter), error.start + 1 + wider
 
 
@@ -28,7 +28,7 @@ codecs.register_error("atoll", _replaced)
 
 
 def adapt(*streams: object) -> None:
-    """Let streams that cannot encode a character write what `plain` gives for it."""
+    """Let streams write the result of `plain` for characters that they cannot encode."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(errors="atoll")

@@ -28,20 +28,20 @@ from atoll.methods import METHODS, method_class
 from atoll.nn import NETS
 from atoll.present.terminal import FittedTable as Table
 
-SOURCE_WIDTH = 100  # how wide the lines of a docstring may be
+SOURCE_WIDTH = 100  # maximum width of a docstring's lines
 _COUNTED = ("graphs", "nodes", "edges", "features", "classes")
 _GENERATORS = {
     "lagoon": ("owners' parts of one citation-like graph", "nodes=5000,homophily=0.3"),
-    "archipelago": ("any number of owners, each with a small graph of its own", "least=20,most=40"),
+    "archipelago": ("any number of owners, each with its own small graph", "least=20,most=40"),
 }
 
 
 def method_table() -> Table:
-    """Every method with one line and where it comes from."""
+    """Make the table of all methods, with a summary and the source of each."""
     table = _titled("Methods", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.caption = (
-        "for: nodes (n), graphs (g). scored: one global model, or the clients' own. new: predicts "
-        "nodes it was not trained on. atoll methods NAME says more."
+        "for: nodes (n), graphs (g). scored: one global model or one per client. new: predicts "
+        "nodes outside the training data. Details: atoll methods NAME."
     )
     for column in ("name", "what it does", "for", "scored", "new", "from"):
         table.add_column(column, no_wrap=column not in ("what it does", "from"))
@@ -59,12 +59,12 @@ def method_table() -> Table:
 
 
 def _smallest(cls: type[Method]) -> Method:
-    """A method with the smallest network that it takes."""
+    """Make a method with the smallest network that it accepts."""
     return cls(net=NETS[(*cls.nets, "gcn")[0]](features=1, classes=2))
 
 
 def module_doc(cls: type[object]) -> str:
-    """The docstring of the module that defines a class."""
+    """Return the docstring of the module that defines a class."""
     return inspect.getdoc(sys.modules[cls.__module__]) or ""
 
 
@@ -75,12 +75,12 @@ def _titled(title: str, *columns: str, **how: Any) -> Table:
 
 
 def method_page(name: str) -> RenderableType:
-    """A method's own words, and what its hyper-parameters mean and take."""
+    """Make the page of a method: its docstring, and its hyper-parameters with their ranges."""
     cls = method_class(name)
     title = f"Hyper-parameters (--set KEY=VALUE) of {name}"
     page = _titled(title, "key", "default", "meaning", "takes")
     net = (*cls.nets, "gcn")[0]
-    # A method may start from another learning rate than the optimizer's own.
+    # A method may start with another learning rate than the default of the optimizer.
     optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
     kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
     own, plain = hyper_rows(cls), hyper_rows(NETS[net])
@@ -117,7 +117,7 @@ def method_page(name: str) -> RenderableType:
 
 
 def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, str, str]]:
-    """Key, default (or the value of `made`), meaning and allowed values of hyper-parameters."""
+    """Return key, default (or the value of `made`), meaning and range of each hyper-parameter."""
     skipped = ("net", "optimizer", "features", "classes")
     rows = []
     for key, hyper in hypers(cls).items():
@@ -135,7 +135,7 @@ def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, s
 
 
 def _unwrapped(words: str) -> str:
-    """A docstring without the line breaks that only keep source lines short."""
+    """Remove the line breaks that only keep the source lines of a docstring short."""
     text = last = ""
     for line in words.splitlines():
         first_word = re.split(r"\s", line, maxsplit=1)[0]
@@ -147,7 +147,7 @@ def _unwrapped(words: str) -> str:
 
 
 def dataset_table(root: str | Path | None) -> Table:
-    """Every data set with its published size and whether it is here."""
+    """Make the table of all data sets, with the published size and whether the files exist."""
     base = data_root(root)
     table = _titled("Data sets", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.caption = (
@@ -190,7 +190,7 @@ def _group_page(name: str, root: str | Path | None) -> Table:
 
 
 def dataset_page(name: str, root: str | Path | None) -> Table:
-    """One data set: size, source, licence, and where it is looked for."""
+    """Make the page of one data set: size, source, licence and folder."""
     if generator := built_in(name.lower()):
         return _generator_page(generator.__name__.lower(), generator)
     if name.lower() in GROUPS:
@@ -220,7 +220,7 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
 
 
 def edge_homophily(source: Source) -> float:
-    """Share of edges whose two ends have the same known label."""
+    """Return the fraction of edges whose two ends have the same known label."""
     ends = source.y[source.edges]
     known = (ends >= 0).all(axis=0)
     return float((ends[0] == ends[1])[known].mean()) if known.any() else float("nan")

@@ -1,4 +1,4 @@
-"""The one chart model: axes and marks as values, without any drawing.
+"""The chart model that all renderers share: axes and marks as values, without drawing.
 
 `chart_png` draws them into files (matplotlib), `chart_svg` into the page of `atoll report` (colours
 from CSS, text that keeps its size on a narrow screen). Later marks cover earlier ones.
@@ -15,36 +15,36 @@ import numpy as np
 Numbers = Sequence[float] | np.ndarray
 
 PALETTE = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
-"""Eight colours that readers with any colour vision can distinguish; each renderer has its own."""
+"""Eight colours that readers with any colour vision can distinguish. Each renderer defines them."""
 BLUE, ORANGE, GREEN, RED = "c0", "c1", "c2", "c5"
 BLACK, SOFT, EDGE, GREY, SHADE = "black", "soft", "edge", "grey", "shade"
-"""Text, quiet text, lines that help reading, marks without a colour, and backgrounds."""
+"""Text, secondary text, guide lines, marks without a colour, and backgrounds."""
 SOLID, DASHED, DOTTED, DASH_DOT = range(4)
 SHAPES = ("dot", "box", "diamond", "up", "down", "plus", "star", "cross", "left", "right", "ring")
 MAX_ROWS = 40
-"""Rows that a heat map writes numbers into, and rows that a table lists; JSON files have all."""
-LOG_FROM = 30.0  # positive numbers that differ by this factor are shown on a logarithmic axis
+"""Maximum rows of a heat map with numbers, and of a table. JSON files contain all rows."""
+LOG_FROM = 30.0  # numbers whose ratio exceeds this factor get a logarithmic axis
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of numbers; the renderer chooses what is None."""
+    """A range of numbers. The renderer chooses the fields that are None."""
 
     name: str = ""  # with the unit
-    low: float | None = None  # the left or lower end; above `high`, the axis runs the other way
+    low: float | None = None  # the left or lower end; if it exceeds `high`, the axis is reversed
     high: float | None = None
     log: bool = False
-    ticks: Sequence[tuple[float, str]] | None = None  # places and their words
-    whole: bool = False  # chosen ticks are whole numbers
-    form: str = ""  # of chosen ticks, as for `str.format`: "{x:,g}"
-    room: float | None = None  # free space beside the marks, as a share of their range
+    ticks: Sequence[tuple[float, str]] | None = None  # positions and their labels
+    whole: bool = False  # automatic ticks are whole numbers
+    form: str = ""  # format of automatic ticks, as for `str.format`: "{x:,g}"
+    room: float | None = None  # free space next to the marks, as a fraction of their range
 
     def percent(self, value: float) -> float:
-        """Where a number lies between `low` and `high`; a number outside lies on the edge."""
+        """Return the position of a number from `low` to `high` in percent, clipped to the edges."""
         return float(np.clip(self.part(value), 0, 100))
 
     def part(self, value: float) -> float:
-        """The same, also beyond the edges."""
+        """Return the position of a number in percent, also beyond the edges."""
         assert self.low is not None
         assert self.high is not None
         ends = (self.low, self.high, value)
@@ -54,10 +54,10 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line through P points, with a band around it where `low` and `high` are given."""
+    """A line through P points. `low` and `high` add a band around it."""
 
     x: Numbers
-    y: Numbers  # a value that is not finite leaves a gap
+    y: Numbers  # a value that is not finite makes a gap
     colour: str = BLUE  # one of `PALETTE` or of the greys
     name: str = ""  # in the legend
     low: Numbers | None = None
@@ -70,7 +70,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Area:
-    """The surface between two lines; with `across`, `x` runs along the vertical axis."""
+    """The area between two lines. With `across`, `x` is on the vertical axis."""
 
     x: Numbers
     low: Numbers
@@ -83,33 +83,33 @@ class Area:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars, vertical or with `across` horizontal."""
+    """Vertical bars, or horizontal bars with `across`."""
 
-    at: Numbers  # places on the axis of words
+    at: Numbers  # positions on the axis with labels
     length: Numbers
-    start: Numbers | float = 0.0  # 0, or the ends of the bars below them
+    start: Numbers | float = 0.0  # 0, or the ends of the bars below, for stacked bars
     width: float = 0.8
     colour: str = BLUE
     name: str = ""
-    spread: Numbers | None = None  # half the length of the whiskers at the ends
+    spread: Numbers | None = None  # half the length of the whiskers at the ends of the bars
     across: bool = False
     opacity: float = 1.0
     hatched: bool = False
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each bar begins."""
+        """The start of each bar."""
         return np.broadcast_to(np.asarray(self.start, dtype=float), np.shape(self.at))
 
     @property
     def ends(self) -> np.ndarray:
-        """Where each bar ends."""
+        """The end of each bar."""
         return np.asarray(self.starts + np.asarray(self.length))
 
 
 @dataclass(frozen=True, eq=False)
 class Dots:
-    """Marks at points, with vertical whiskers where `spread` is given; `tips` are tooltips."""
+    """Marks at points. `spread` adds vertical whiskers, and `tips` are tooltips."""
 
     x: Numbers
     y: Numbers
@@ -124,22 +124,22 @@ class Dots:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line through the whole chart at one place, or a stripe up to `to`."""
+    """A straight line through the whole chart at one position, or a stripe up to `to`."""
 
     at: float
-    upright: bool = False  # vertical, so that `at` is on the horizontal axis
+    upright: bool = False  # vertical: `at` is on the horizontal axis
     to: float | None = None
     colour: str = SOFT
     dash: int = SOLID
-    width: float = 1.0  # in points; 0 draws only the words
+    width: float = 1.0  # in points; 0 draws only the text
     text: str = ""  # at its end, outside of the chart: above it, or to its right
     name: str = ""
-    turned: bool = False  # turn the words above the chart to save space
+    turned: bool = False  # rotate the text above the chart to save space
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Words at points: "above", "right", "left", "corner" (above and right), or "centre"."""
+    """Text at points: "above", "right", "left", "corner" (above and right), or "centre"."""
 
     x: Numbers
     y: Numbers
@@ -152,15 +152,15 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Heat:
-    """A matrix as shades, row 0 on top unless the vertical axis runs upwards."""
+    """A matrix as shades. Row 0 is at the top unless the vertical axis points upwards."""
 
-    values: np.ndarray  # (rows, columns); a value that is not finite stays grey
-    words: np.ndarray | None = None  # written into the cells, where they are large enough
+    values: np.ndarray  # (rows, columns); a value that is not finite is grey
+    words: np.ndarray | None = None  # text of the cells, if they are large enough
     low: float = 0.0  # the palest shade
     high: float | None = None  # the darkest shade; None is the largest value
     frame: tuple[int, int, int, int] | None = None  # row, column, height and width
-    scale: str | None = None  # name of the colour scale beside the map; None leaves it out
-    scale_form: str = ""  # of its ticks, as for `str.format`
+    scale: str | None = None  # name of the colour scale next to the map; None hides the scale
+    scale_form: str = ""  # format of its ticks, as for `str.format`
     scale_below: bool = False
 
     @property
@@ -175,63 +175,65 @@ Mark = Line | Area | Bars | Dots | Rule | Texts | Heat
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Two axes and marks."""
+    """Two axes and their marks."""
 
     title: str
     x: Axis
     y: Axis
     marks: tuple[Mark, ...]  # from the back to the front
-    # Where the names of the marks stand: "" (nowhere), "inside", "lower right", "upper right",
-    # "lower left", "above", "below", or "ends" (beside the ends of lines).
+    # Position of the legend: "" (no legend), "inside", "lower right", "upper right", "lower left",
+    # "above", "below", or "ends" (next to the ends of lines).
     legend: str = ""
     grid: bool = False  # pale lines at the vertical ticks
-    size: tuple[float, float] = (7.2, 4.2)  # of a file in inches, where it is not in `Panels`
-    square: bool = False  # both axes have one scale
+    size: tuple[float, float] = (7.2, 4.2)  # of a file in inches, if it is not in `Panels`
+    square: bool = False  # both axes have the same scale
     bare: bool = False  # no axes, only marks
-    alt: str = ""  # the content in a sentence, for readers who cannot see it
+    alt: str = ""  # the content as a sentence, for screen readers
 
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """Charts in one picture."""
+    """Several charts in one figure."""
 
     title: str
-    rows: tuple[tuple[Chart | None, ...], ...]  # None is empty; a shorter row has the whole width
+    rows: tuple[
+        tuple[Chart | None, ...], ...
+    ]  # None is an empty panel; a shorter row uses the whole width
     size: tuple[float, float]  # of a file in inches
-    widths: tuple[float, ...] = ()  # shares of the columns; equal where empty
+    widths: tuple[float, ...] = ()  # relative widths of the columns; equal if empty
     heights: tuple[float, ...] = ()
-    shared: str = ""  # the axes that all charts have in common: "", "y" or "xy"
+    shared: str = ""  # the axes that all charts share: "", "y" or "xy"
     legend: bool = False  # one legend below, with the names of the first chart's marks
-    x: str = ""  # one name of all horizontal axes
+    x: str = ""  # one label for all horizontal axes
     y: str = ""
 
 
 def titled(title: str, chart: Chart, size: tuple[float, float]) -> Panels:
-    """One chart below a title of several lines, which may be wider than the chart."""
+    """Put one chart below a title of several lines, which may be wider than the chart."""
     return Panels(title, ((chart,),), size)
 
 
 def in_rows(charts: Sequence[Chart]) -> tuple[tuple[Chart | None, ...], ...]:
-    """Charts in rows of at most three; the last row is filled up with empty places."""
+    """Arrange charts in rows of at most three, and fill the last row with empty panels."""
     wide = max(1, min(len(charts), 3))
     padded: list[Chart | None] = [*charts, *[None] * (-len(charts) % wide)]
     return tuple(tuple(padded[i : i + wide]) for i in range(0, len(padded), wide))
 
 
 def colour_of(number: int) -> str:
-    """The colour of the mark with this number; they repeat."""
+    """Return the colour of the mark with this number. Colours repeat."""
     return PALETTE[number % len(PALETTE)]
 
 
 def dash_of(number: int) -> int:
-    """The dash of the line with this number: lines that share a colour differ in it."""
+    """Return the dash of the line with this number, which differs for lines of one colour."""
     return number // len(PALETTE) % 3
 
 
 def named(
     name: str, words: Sequence[object] | np.ndarray, *, most: int = 25, down: bool = False
 ) -> Axis:
-    """An axis of words, the first at 0, or at the top with `down`; `most` limits the ticks."""
+    """Make an axis of labels, from 0 upwards, or from the top with `down`, with `most` ticks."""
     every = max(1, -(-len(words) // most))
     ticks = [(float(i), str(word)) for i, word in enumerate(words) if i % every == 0]
     ends = (-0.5, len(words) - 0.5)
@@ -239,14 +241,14 @@ def named(
 
 
 def plain_axis(name: str, low: float, high: float, count: int = 4) -> Axis:
-    """An axis from `low` to `high` with about `count` round ticks."""
+    """Make an axis from `low` to `high` with about `count` round ticks."""
     return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, count)])
 
 
 def numbers_axis(
     name: str, values: Sequence[float], *, room: float = 0.06, whole: bool = False
 ) -> Axis:
-    """An axis with ends and ticks that holds these numbers, logarithmic if they are far apart."""
+    """Make an axis that contains these numbers. It is logarithmic if their ratio is large."""
     low, high = float(min(values)), float(max(values))
     if low > 0 and high / low >= LOG_FROM:
         wide = (high / low) ** room
@@ -259,7 +261,7 @@ def numbers_axis(
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers inside an interval, about `count` of them."""
+    """Return about `count` round numbers inside an interval."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -271,7 +273,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    """Powers of ten, or with few of them their halves and doubles as well; not too many."""
+    """Return powers of ten as ticks, with 2 and 5 times the powers if there are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
@@ -282,32 +284,32 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def short(value: float) -> str:
-    """`1e-5`, `0.01`, `64`."""
+    """Format a number briefly: `1e-5`, `0.01`, `64`."""
     return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def number_text(value: float, digits: int) -> str:
-    """A number, or a dash where there is none."""
+    """Format a number, or return a dash if it is not finite."""
     return f"{value:.{digits}f}" if np.isfinite(value) else "–"
 
 
 def number_words(values: np.ndarray, digits: int) -> np.ndarray:
-    """The numbers of a heat map as words."""
+    """Format the numbers of a heat map."""
     return np.array([[number_text(value, digits) for value in row] for row in values])
 
 
 def steps(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
-    """A line on which each value holds until the next place."""
+    """Return a step line: each value holds until the next position."""
     return np.repeat(np.asarray(x), 2)[1:], np.repeat(np.asarray(y), 2)[:-1]
 
 
 def aside(count: int) -> np.ndarray:
-    """Small shifts by rank, so that equal dots do not hide each other."""
+    """Return small shifts by rank, so that equal dots do not hide each other."""
     return np.asarray(0.18 * np.sin(2.4 * np.arange(count)))
 
 
 def box(values: np.ndarray, at: float = 0.0, *, middle: str = GREY) -> tuple[Mark, ...]:
-    """A box plot of finite values: quartiles, median, and whiskers up to 1.5 box lengths."""
+    """Make a box plot of finite values: quartiles, median, and whiskers up to 1.5 box lengths."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     reach = 1.5 * (high - low)
     ends = values[values >= low - reach].min(), values[values <= high + reach].max()
@@ -320,7 +322,7 @@ def box(values: np.ndarray, at: float = 0.0, *, middle: str = GREY) -> tuple[Mar
 def violin(
     values: np.ndarray, at: float, *, colour: str, side: int = 0, width: float = 0.8
 ) -> tuple[Mark, ...]:
-    """The density of some values as a shape: whole, or its left (-1) or right (1) half."""
+    """Draw the density of values as a shape: whole, or its left (-1) or right (1) half."""
     if not np.ptp(values) > 0:
         return ()
     places = np.linspace(values.min(), values.max(), 100)

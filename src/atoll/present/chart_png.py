@@ -1,6 +1,6 @@
-"""Draws charts into files: the only module that imports matplotlib, and only when it draws.
+"""Draw charts into files with matplotlib, which only this module imports, and only when it draws.
 
-Figures are made without pyplot, so that nothing global changes and no screen is needed.
+Figures do not use pyplot, so they change no global state and need no display.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HUES = "0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "7A5195", "3
 _GREYS = "000000", "555555", "777777", "BBBBBB", "EEEEEE"
 _NAMES = *plot.PALETTE, plot.BLACK, plot.SOFT, plot.EDGE, plot.GREY, plot.SHADE
 COLOURS = {name: f"#{code}" for name, code in zip(_NAMES, (*_HUES, *_GREYS), strict=True)}
-SHADES = "YlGnBu"  # light to dark in one direction: readable without colour, too
+SHADES = "YlGnBu"  # light to dark: also readable without colour
 UNKNOWN = "#E4E4E4"
-"""Cells of a heat map without a value, and the lines of a grid."""
+"""Colours of heat-map cells without a value, and of grid lines."""
 DASHES = ("-", "--", ":", "-.")
 MARKERS = {"": "", **dict(zip(plot.SHAPES, "osD^vP*x<>o", strict=True))}
 LEGENDS: dict[str, dict[str, object]] = {
@@ -46,14 +46,14 @@ PLACES: dict[str, tuple[tuple[float, float], str, str]] = {
     "centre": ((0, 0), "center", "center"),
     "left": ((-4, 0), "right", "center"),
 }
-"""Offset of words in points, and their horizontal and vertical alignment."""
+"""Offset of a text in points, and its horizontal and vertical alignment."""
 DPI = 150
 
 
 def need_matplotlib() -> None:
-    """Refuse before the work where pictures cannot be drawn."""
+    """Raise an error before the work if matplotlib is not installed."""
     try:
-        import matplotlib.figure  # noqa: F401  # tests only whether it is installed
+        import matplotlib.figure  # noqa: F401  # checks only whether it is installed
     except ImportError as error:
         problem = "plots need the package matplotlib, which is not installed"
         hint = "install it with: pip install 'atoll-fgl[report]'"
@@ -61,11 +61,11 @@ def need_matplotlib() -> None:
 
 
 def image(picture: Chart | Panels, form: str) -> bytes:
-    """The picture as a file: "png", or "svg" for a paper."""
+    """Render the figure as a file: "png", or "svg" for a paper."""
     made, content = figure(picture), io.BytesIO()
     from matplotlib import rc_context
 
-    # Without a date and with fixed ids the same numbers give the same file.
+    # Without a date and with fixed ids, the same numbers give the same file.
     metadata = {"Date": None} if form == "svg" else None
     with rc_context({"svg.hashsalt": "atoll"}):
         made.savefig(content, dpi=DPI, format=form, metadata=metadata)
@@ -73,7 +73,7 @@ def image(picture: Chart | Panels, form: str) -> bytes:
 
 
 def figure(picture: Chart | Panels) -> Figure:
-    """The picture as a matplotlib figure, which a notebook shows."""
+    """Make a matplotlib figure, which a notebook can show."""
     need_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def figure(picture: Chart | Panels) -> Figure:
 
 
 def _panels(made: Figure, panels: Panels) -> None:
-    # Eleven letters of the usual size fit into an inch.
+    # Eleven letters of the default size fit into one inch.
     long = max(map(len, panels.title.splitlines() or [""])) > 11 * panels.size[0]
     made.suptitle(panels.title, fontsize=11 if long else 12)
     across = math.lcm(*map(len, panels.rows))
@@ -120,7 +120,7 @@ def _panels(made: Figure, panels: Panels) -> None:
 
 
 def _chart(axes: Axes, chart: Chart) -> None:
-    """One chart with everything but its title."""
+    """Draw one chart without its title."""
     for mark in chart.marks:
         _draw(axes, mark)
     _axis(axes, "x", chart.x)
@@ -169,7 +169,7 @@ def _axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _draw(axes: Axes, mark: Mark) -> None:
-    """One mark; the legend leaves out a mark whose label is None."""
+    """Draw one mark. The legend omits a mark whose label is None."""
     match mark:
         case plot.Line(colour=name):
             line = axes.plot(mark.x, mark.y, DASHES[mark.dash], color=COLOURS[name])[0]
@@ -200,7 +200,7 @@ def _draw(axes: Axes, mark: Mark) -> None:
 
 def _bars(axes: Axes, bars: Bars) -> None:
     draw = axes.barh if bars.across else axes.bar
-    # The fourth argument is where they begin: `left` of barh, `bottom` of bar.
+    # The fourth argument is the start of the bars: `left` of barh, `bottom` of bar.
     drawn = draw(bars.at, bars.length, bars.width, bars.starts, label=bars.name or None)
     for patch in drawn:
         patch.set(facecolor=COLOURS[bars.colour], alpha=bars.opacity)
@@ -247,7 +247,7 @@ def _heat(axes: Axes, heat: Heat) -> None:
     from matplotlib.patches import Rectangle
 
     values, wide = heat.values, max(heat.top - heat.low, 1e-9)
-    axes.set_facecolor(UNKNOWN)  # shows where a value is not defined
+    axes.set_facecolor(UNKNOWN)  # marks undefined values
     shown = axes.imshow(np.ma.masked_invalid(values), cmap=SHADES, aspect="auto")
     shown.set_clim(heat.low, heat.low + wide)
     if heat.words is not None and values.shape[1] <= 24 and values.shape[0] <= plot.MAX_ROWS:

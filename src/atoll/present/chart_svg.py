@@ -1,10 +1,10 @@
 """Draws charts into a page: HTML and SVG that take their colours from CSS.
 
-An SVG with a viewBox scales its text, which is unreadable on a phone. Here only lines and areas
-live in a stretched inner SVG, because strokes can be kept from scaling. Everything that is read is
-HTML or SVG placed by percent. Charts need no script; names and numbers are there without one, and
-a script can add tooltips from the JSON beside a line chart. Small heat maps are tables with their
-numbers, large ones are pictures.
+An SVG with a viewBox scales its text, which is unreadable on a phone. Therefore only lines and
+areas are in a stretched inner SVG, because strokes can have a fixed width. All text is HTML or SVG
+with positions in percent. Charts work without a script, and include their names and numbers. A
+script can add tooltips from the JSON next to a line chart. Small heat maps are tables with numbers,
+and large ones are pictures.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from atoll.present import chart as plot
 from atoll.present.chart import Area, Axis, Bars, Chart, Dots, Heat, Line, Mark, Numbers, Rule
 from atoll.present.tables import Table, html, make_table
 
-MAX_POINTS = 120  # points that a line is drawn with
+MAX_POINTS = 120  # maximum number of points of a line
 LABEL_GAP = 15  # pixels between two labels
 TABLE_ROWS, TABLE_COLUMNS = 40, 14
-"""Largest matrix that is written as a table with numbers; larger ones are pictures."""
-MAX_SIDE = 60  # rows and columns of a picture of a matrix
+"""Largest matrix that becomes a table with numbers. Larger matrices become pictures."""
+MAX_SIDE = 60  # maximum rows and columns of a picture of a matrix
 PLAIN = Axis("", 0.0, 1.0, ticks=())
-"""The vertical axis of a strip: 0 is its lower edge, 1 its upper edge."""
+"""The vertical axis of a strip: 0 is its lower edge and 1 is its upper edge."""
 OUTLINES = {"box": "M-{r} -{r}H{r}V{r}H-{r}z", "cross": "M-{r} -{r}L{r} {r}M-{r} {r}L{r} -{r}"}
-"""Paths of the shapes that are no circles; `r` is half their size."""
+"""Paths of the shapes that are not circles. `r` is half their size."""
 
 
 def _classes(mark: Line) -> str:
-    """The CSS classes that give colour and dash."""
+    """Return the CSS classes for colour and dash."""
     return mark.colour + (f" d{mark.dash}" if mark.dash else "")
 
 
 def figure(title: str, body: str, numbers: Table | None = None) -> str:
-    """A caption, the body, and the numbers behind it, folded."""
+    """Make a figure: a caption, the body, and a collapsed table of its numbers."""
     more = f"<details><summary>Numbers</summary>{html(numbers)}</details>" if numbers else ""
     return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{body}{more}</figure>'
 
@@ -46,9 +46,9 @@ def figure(title: str, body: str, numbers: Table | None = None) -> str:
 def chart_html(
     chart: Chart, *, height: int = 220, points: int = MAX_POINTS, numbers: Table | None = None
 ) -> str:
-    """A chart of so many pixels, with axes and at most so many `points` in each line.
+    """Render a chart of this size in pixels, with axes and at most `points` points per line.
 
-    The names of lines stand at their ends if `legend` is "ends".
+    If `legend` is "ends", the names of lines are next to their ends.
     """
     lines = [mark for mark in chart.marks if isinstance(mark, Line) and mark.name]
     key, ends, size = "", "", f"--h:{height}px"
@@ -71,7 +71,7 @@ def chart_html(
 
 
 def _tick_words(axis: Axis, side: str, digits: int = 2) -> str:
-    """The words of the ticks, placed from the left or from the top."""
+    """Render the labels of the ticks, with positions from the left or from the top."""
     return "".join(
         f'<span style="{side}:{place:.{digits}f}%">{escape(text)}</span>'
         for place, (_, text) in zip(_tick_places(axis, side), axis.ticks or (), strict=True)
@@ -84,7 +84,7 @@ def _tick_places(axis: Axis, side: str) -> list[float]:
 
 
 def _field(chart: Chart, lines: Sequence[Line], points: int) -> str:
-    """The part between the axes; with lines to read, their data follow as JSON."""
+    """Render the area between the axes. For lines with tooltips, add their data as JSON."""
     places = _tick_places(chart.y, "top") if chart.grid else []
     grid = "".join(_segment("grid", (0, 100), (place, place)) for place in places)
     alt = escape(chart.alt or chart.title)
@@ -101,7 +101,7 @@ def _field(chart: Chart, lines: Sequence[Line], points: int) -> str:
 
 
 def _readings(lines: Sequence[Line], points: int) -> list[dict[str, object]]:
-    """The lines' numbers for a tooltip: name, classes, places, means, lows and highs."""
+    """Return the lines' data for a tooltip: name, classes, positions, means, lows and highs."""
     found: list[dict[str, object]] = []
     for line in lines:
         keep = thinned(len(line.x), points)
@@ -116,17 +116,17 @@ def _readings(lines: Sequence[Line], points: int) -> list[dict[str, object]]:
 
 
 def json_text(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot close the script element around it."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def thinned(count: int, most: int = MAX_POINTS) -> np.ndarray:
-    """Which of many points to draw: the first, the last, and evenly between."""
+    """Select the points to draw: the first, the last, and evenly spaced points between them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
-    """The marks of a chart: lines and areas in a stretched SVG, the others placed by percent."""
+    """Render the marks of a chart. Only lines and areas are stretched."""
     stretched, placed = [], []
     for mark in chart.marks:
         match mark:
@@ -141,7 +141,7 @@ def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
                 placed += _columns(mark, chart)
             case Dots():
                 placed += _points(mark, chart)
-            case Rule(upright=True, to=float(to)) if chart.bare:  # into the rows around, too
+            case Rule(upright=True, to=float(to)) if chart.bare:  # also into neighbouring rows
                 edges, _ = _percents(chart, (mark.at, to), ())
                 placed.append(_rectangle(mark.colour, edges, (-20, 120)))
             case _:
@@ -154,12 +154,12 @@ def svg_marks(chart: Chart, points: int = MAX_POINTS) -> str:
 
 
 def _percents(chart: Chart, xs: Numbers, ys: Numbers) -> tuple[list[float], list[float]]:
-    """Places in percent, from the left and from the top."""
+    """Return positions in percent, from the left and from the top."""
     return [chart.x.percent(v) for v in xs], [100 - chart.y.percent(v) for v in ys]
 
 
 def _curve(line: Line, chart: Chart, points: int) -> str:
-    """A line and, below it, its band."""
+    """Render a line and, below it, its band."""
     keep = thinned(len(line.x), points)
     xs, ys = np.asarray(line.x, dtype=float)[keep], np.asarray(line.y, dtype=float)[keep]
     known = np.isfinite(ys)
@@ -170,7 +170,7 @@ def _curve(line: Line, chart: Chart, points: int) -> str:
         if (high > low).any():
             band = _surface(Area(xs, low, high, f"band {kind}"), chart)
     path = _path(xs, ys[known], chart)
-    path += "h0" if known.sum() == 1 else ""  # a round cap makes a point of it
+    path += "h0" if known.sum() == 1 else ""  # a round line cap draws a single point
     return f'{band}<path class="line {kind}"{_stroke(line.width)} d="{path}"/>'
 
 
@@ -182,7 +182,7 @@ def _surface(area: Area, chart: Chart) -> str:
 
 
 def _path(xs: Numbers, ys: Numbers, chart: Chart) -> str:
-    """A line through points, in thousandths of the chart; the inner SVG cuts off the rest."""
+    """Return a path through points in thousandths of the chart. The inner SVG clips it."""
     return "M" + "L".join(
         f"{10 * chart.x.part(a):.0f} {1000 - 10 * chart.y.part(b):.0f}"
         for a, b in zip(xs, ys, strict=True)
@@ -198,13 +198,13 @@ def _faint(opacity: float) -> str:
 
 
 def _segment(kind: str, xs: Sequence[float], ys: Sequence[float], width: float = 1.8) -> str:
-    """A straight line from one place to another, in percent."""
+    """Render a straight line between two positions in percent."""
     places = f'x1="{xs[0]:.2f}%" x2="{xs[1]:.2f}%" y1="{ys[0]:.2f}%" y2="{ys[1]:.2f}%"'
     return f'<line class="{kind}"{_stroke(width)} {places}/>'
 
 
 def _rectangle(kind: str, xs: Sequence[float], ys: Sequence[float], opacity: float = 1.0) -> str:
-    """A rectangle between two places on each axis, in percent."""
+    """Render a rectangle between two positions on each axis, in percent."""
     place = f'x="{min(xs):.2f}%" y="{min(ys):.2f}%"'
     size = f'width="{abs(xs[1] - xs[0]):.2f}%" height="{abs(ys[1] - ys[0]):.2f}%"'
     return f'<rect class="surface {kind}"{_faint(opacity)} {place} {size}/>'
@@ -220,7 +220,7 @@ def _columns(bars: Bars, chart: Chart) -> list[str]:
 
 
 def _points(dots: Dots, chart: Chart) -> list[str]:
-    """Marks that are placed by percent and keep their size."""
+    """Render marks at positions in percent that keep their size."""
     tips = list(dots.tips) or [""] * len(dots.x)
     places = zip(*_percents(chart, dots.x, dots.y), tips, strict=True)
     return [_mark(dots, *place) for place in places]
@@ -237,7 +237,7 @@ def _mark(dots: Dots, x: float, y: float, tip: str = "") -> str:
 
 
 def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
-    """A label beside the end of each line, moved apart where they would touch."""
+    """Render a label next to the end of each line, and separate labels that would overlap."""
     wanted = [(100 - y.percent(last_value(line))) / 100 * height for line in lines]
     labels = ""
     for line, place in zip(lines, spread_out(wanted, LABEL_GAP, height), strict=True):
@@ -247,13 +247,13 @@ def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
 
 
 def last_value(line: Line) -> float:
-    """The last finite value of a line."""
+    """Return the last finite value of a line."""
     values = np.asarray(line.y, dtype=float)
     return float(values[np.isfinite(values)][-1])
 
 
 def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Places near the wanted ones, at least `gap` apart, inside 0 to `height`."""
+    """Return positions near the wanted positions, at least `gap` apart, inside 0 to `height`."""
     order = np.argsort(wanted, kind="stable")
     placed = np.clip(np.asarray(wanted, dtype=float)[order], gap / 2, height - gap / 2)
     for i in range(1, len(placed)):
@@ -268,7 +268,7 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
 
 
 def line_numbers(title: str, lines: Sequence[Line], x_name: str) -> Table:
-    """Lines as a table of their values at some places, for readers who cannot see them."""
+    """Make a table of the lines' values at selected positions, for screen readers."""
     longest = np.asarray(max((line.x for line in lines), key=len))
     marks = longest[thinned(len(longest), 8)]
     rows = []
@@ -285,19 +285,19 @@ def line_numbers(title: str, lines: Sequence[Line], x_name: str) -> Table:
 
 
 def strip_svg(kind: str, x: Axis, marks: Iterable[Mark]) -> str:
-    """A chart without axes for a table's cell; lines at the ticks join it to the rows around."""
+    """Render a chart without axes for a table cell, with lines at the ticks."""
     chart = Chart("", x, PLAIN, tuple(marks), bare=True)
     rules = (_segment("grid", (place, place), (-40, 140)) for place in _tick_places(x, "left"))
     return f'<svg class="{kind}" aria-hidden="true">{"".join(rules)}{svg_marks(chart)}</svg>'
 
 
 def scale_html(axis: Axis) -> str:
-    """The ticks of a column of strips, for its heading."""
+    """Render the ticks of a column of strips, for its heading."""
     return f'<span class="scale" aria-hidden="true">{_tick_words(axis, "left", 1)}</span>'
 
 
 def key_html(marks: Iterable[Mark]) -> str:
-    """The meaning of shapes and colours: every dot with a name."""
+    """Render the legend of shapes and colours: every dot with a name."""
     parts = []
     for mark in marks:
         if isinstance(mark, Dots) and mark.name:
@@ -307,7 +307,7 @@ def key_html(marks: Iterable[Mark]) -> str:
 
 
 def swatches(bars: Iterable[Bars]) -> str:
-    """The meaning of the colours of bars, for the heading of a column."""
+    """Render the legend of the bars' colours, for the heading of a column."""
     named = (one for one in bars if one.name)
     styles = ((f'class="{one.colour}" style="opacity:{one.opacity:g}"', one.name) for one in named)
     parts = "".join(f"<i {style}></i>{escape(name)} " for style, name in styles)
@@ -315,7 +315,7 @@ def swatches(bars: Iterable[Bars]) -> str:
 
 
 def spark_svg(values: np.ndarray, alt: str) -> str:
-    """A small line without axes."""
+    """Render a small line without axes."""
     top = float(values.max()) or 1.0
     x, y = Axis("", 0.0, max(1.0, len(values) - 1.0)), Axis("", -0.05 * top, 1.05 * top)
     path = _curve(Line(np.arange(len(values)), values, "soft"), Chart("", x, y, ()), MAX_POINTS)
@@ -324,7 +324,7 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """A chart of one heat map, with a note below; `digits` are for a map without words."""
+    """Render a chart of one heat map, with a note. `digits` apply to a map without `words`."""
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
     matrix, high = heat.values, heat.top
@@ -354,7 +354,7 @@ def _heat_table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str
                 continue
             text = f"{value:.{digits}f}" if heat.words is None else str(heat.words[r, c])
             if heat.words is None and abs(value) < 1 and digits:
-                # Columns are narrow: ".43" for 0.43.
+                # Columns are narrow, so 0.43 becomes ".43".
                 text = text.replace("0.", ".", 1) if value else "0"
             cells += f'<td style="--v:{shade[r, c]:.2f}">{escape(text)}</td>'
         body += f'<tr><th scope="row">{rows[r]}</th>{cells}</tr>'
@@ -367,7 +367,7 @@ def _heat_table(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str
 
 
 def _heat_picture(chart: Chart, heat: Heat, shade: np.ndarray, digits: int) -> str:
-    """One path for each of ten shades, which is small; the pointer's tooltip reads the numbers."""
+    """Draw one path for each of ten shades, which keeps the file small. Tooltips show numbers."""
     matrix, rows, columns = heat.values, chart.y.name, chart.x.name
     cut = matrix[:MAX_SIDE, :MAX_SIDE]
     levels = np.where(np.isfinite(cut), np.round(9 * shade[:MAX_SIDE, :MAX_SIDE]), -1)

@@ -1,4 +1,4 @@
-"""One way to write what a command found: tables, numbers and pictures into one folder."""
+"""Write the results of a command (tables, numbers and pictures) into one folder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TABLES: dict[str, Callable[[Table], str]] = {".csv": csv_text, ".md": markdown, 
 
 
 def check_output(out: Path) -> None:
-    """Refuse before the work where files and pictures cannot be written."""
+    """Raise an error before the work if the folder or matplotlib cannot be used."""
     check_folder(out, resuming=True)
     need_matplotlib()
 
 
 def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
-    """Write files into a folder, each whole or not at all; nothing unless every file can be made.
+    """Write files atomically into a folder, and only if every file can be made.
 
-    The ending of a name decides the form of a `Table`, `Chart` or `Panels`; any other value of a
-    `.json` file becomes JSON, with null for undefined numbers. None removes an earlier file.
+    The suffix of a name decides the format of a `Table`, `Chart` or `Panels`. Any other value of a
+    `.json` file becomes JSON, with null for undefined numbers. None deletes an earlier file.
     """
     out = Path(out)
     check_folder(out, resuming=True)
@@ -58,7 +58,7 @@ def _content(name: str, value: object) -> bytes:
 
 
 def plain_json(value: object) -> Any:
-    """Arrays as lists and undefined numbers as None, all the way down."""
+    """Convert arrays to lists and undefined numbers to None, recursively."""
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

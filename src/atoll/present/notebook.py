@@ -1,7 +1,7 @@
-"""Atoll in a notebook: HTML forms of its objects, and the progress of a run.
+"""Atoll in a notebook: HTML representations of its objects, and the progress of a run.
 
-The objects know no view: IPython finds the forms by the names of their types (`register`).
-Modules that take long to import are imported when a form is shown.
+The objects do not depend on this module: IPython finds the representations by the names of their
+types (`register`). Slow modules are imported when an object is shown.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-EVERY = 0.2  # least seconds between two drawings of a bar
-MOST_ROWS = 30  # clients in the form of a federation
+EVERY = 0.2  # minimum seconds between two updates of a bar
+MOST_ROWS = 30  # maximum number of clients in the table of a federation
 
 
 def register() -> None:
-    """Give the IPython shell that this process runs in the HTML forms."""
+    """Register the HTML representations in the IPython shell of this process."""
     if (found := shell()) is not None:
         formatter = found.display_formatter.formatters["text/html"]
         for place, form in FORMS.items():
@@ -39,13 +39,13 @@ def register() -> None:
 
 
 def shell() -> Any:
-    """The IPython shell that this process runs in; None elsewhere."""
+    """Return the IPython shell of this process, or None outside of IPython."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
 
 
 def with_progress(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function with an `observer` show its progress in a notebook, unless it is given one."""
+    """Show the progress of a function in a notebook, unless the caller passes an `observer`."""
 
     @wraps(function)
     def inner(*args: P.args, **options: P.kwargs) -> T:
@@ -58,7 +58,7 @@ def with_progress(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Bar:
-    """Draws the progress of a run, or of the runs of a study: an observer of either."""
+    """Shows the progress of a run or of a study. It is an observer of both."""
 
     def __init__(self) -> None:
         self.html = import_module("IPython.display")
@@ -67,7 +67,7 @@ class Bar:
         self.config: RunConfig | None = None
 
     def begin(self, config: Any, engine: object = "", why: str = "", notes: object = ()) -> None:
-        """A run begins, or a study (`config` is then the list of its runs)."""
+        """Start the bar of a run, or of a study (`config` is then the list of its runs)."""
         if isinstance(config, list | tuple):
             self.runs = len(config)
         else:
@@ -75,19 +75,19 @@ class Bar:
         self.draw(0.0, "preparing")
 
     def parallel(self, jobs: int, threads: int) -> None:
-        """Processes of a study draw nothing here; `ended` does."""
+        """Do nothing, because the processes of a study report only through `ended`."""
 
     def run(self, run: object) -> Bar:
-        """The observer of a study's next run."""
+        """Return the observer of a study's next run."""
         return self
 
     def ended(self, outcome: object) -> None:
-        """A run of a study ended."""
+        """Count a finished run of a study."""
         self.ended_runs += 1
         self.draw(self.ended_runs / max(self.runs, 1), f"{self.ended_runs} of {self.runs} runs")
 
     def round(self, seed: int, history: History) -> None:
-        """A round of a run was played."""
+        """Show the last round of a run."""
         from atoll.present.terminal import last_validation
 
         assert self.config is not None
@@ -106,11 +106,11 @@ class Bar:
             self.draw(done / (rounds * self.config.seeds), text)
 
     def should_stop(self) -> bool:
-        """A notebook interrupts by itself."""
+        """Return False, because a notebook interrupts the process itself."""
         return False
 
     def draw(self, share: float, text: str) -> None:
-        """Draw the bar, in the place of the one before."""
+        """Draw the bar in place, over the previous bar."""
         self.drawn = time.monotonic()
         bar = self.html.HTML(f"<progress value={share:.4f} max=1></progress> {escape(text)}")
         if self.handle is None:
@@ -120,7 +120,7 @@ class Bar:
 
 
 def source_html(source: Source) -> str:
-    """The sizes of an undivided graph."""
+    """Render the sizes of a graph that is not partitioned."""
     from atoll.present.tables import make_table
 
     known = int((source.y >= 0).sum())
@@ -136,7 +136,7 @@ def source_html(source: Source) -> str:
 
 
 def federation_html(federation: Federation) -> str:
-    """The sizes of each client."""
+    """Render the sizes of each client."""
     from atoll.present.tables import make_table
 
     columns = ("client", federation.task.plural, "edges", "training", "validation", "test")
@@ -153,7 +153,7 @@ def federation_html(federation: Federation) -> str:
 
 
 def result_html(result: Result) -> str:
-    """The scores of a run, and those of its clients."""
+    """Render the scores of a run and of its clients."""
     from atoll.present.terminal import client_table, counted, result_rows
 
     config = result.config
@@ -164,7 +164,7 @@ def result_html(result: Result) -> str:
 
 
 def comparison_html(comparison: Any) -> str:
-    """The tables of a comparison, with their findings."""
+    """Render the tables of a comparison, with their conclusions."""
     return _tables(comparison.printed()) + f"<p>{escape(comparison.caption)}</p>"
 
 
@@ -180,4 +180,4 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "atoll.experiment.result.Result": result_html,
     "atoll.studies.compare.comparison.Comparison": comparison_html,
 }
-"""The form of each type."""
+"""The HTML representation of each type."""

@@ -1,4 +1,4 @@
-"""The pictures of one result: curves, clients and traffic."""
+"""The plots of one result: curves, clients and traffic."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from atoll.present.chart_png import figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_NAMED = 25  # clients that are drawn above their names
-MAX_DOTS = 500  # clients that are drawn one by one
+MAX_NAMED = 25  # maximum number of clients with a name on the axis
+MAX_DOTS = 500  # maximum number of clients with their own dot
 
 
 def plot_result(result: Result, kind: str) -> Figure:
-    """The matplotlib figure of `result.plot(kind)`."""
+    """Make the matplotlib figure of `result.plot(kind)`."""
     check_name("plot", kind, PLOTS)
     return figure(PLOTS[kind](result))
 
@@ -32,7 +32,7 @@ def _title(result: Result) -> str:
 
 
 def convergence_chart(result: Result) -> Chart:
-    """Test, validation and local curves; bands from the lowest to the highest seed."""
+    """Plot test, validation and local curves. Bands show the range over seeds."""
     other = "local" if (result.config.evaluate or "deployed") == "deployed" else "deployed"
     lines = (
         (f"{result.scored} model, test", "test", None, plot.BLUE),
@@ -53,7 +53,7 @@ def convergence_chart(result: Result) -> Chart:
 
 
 def clients_chart(result: Result) -> Chart:
-    """Test scores at the picked round: seeds above a client's name, or clients above a seed."""
+    """Plot test scores at the selected round, by client, or by seed for many clients."""
     marks: list[plot.Mark] = []
     by_name = result.named and result.clients <= MAX_NAMED
     scores = 100 * result.of_clients(result.metric)
@@ -72,13 +72,13 @@ def clients_chart(result: Result) -> Chart:
 
 
 def traffic_by_round(result: Result) -> np.ndarray:
-    """Bytes of training in each round, down and up, mean over seeds, (2, R)."""
+    """Return the training bytes of each round, down and up, as a mean over seeds, (2, R)."""
     rounds = result.config.rounds or 1
     return np.asarray(np.mean([seed.ledger.by_round(rounds) for seed in result.seeds], axis=0))
 
 
 def traffic_chart(result: Result) -> Chart:
-    """Bytes of training in each round, mean over seeds, down and up."""
+    """Plot the training bytes of each round, down and up, as a mean over seeds."""
     amounts = traffic_by_round(result) / 1e6
     rounds = amounts.shape[1]
     down, up = np.repeat(amounts, 2, axis=1)

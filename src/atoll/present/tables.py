@@ -1,8 +1,8 @@
-"""Tables as values, and every way to write one: terminal, Markdown, LaTeX, CSV and HTML.
+"""Tables as values, and every output format: terminal, Markdown, LaTeX, CSV and HTML.
 
-`make_table` builds one from plain values. A `ResultTable` has a `Number` for each row (usually a
-method) and column (usually a federation). It marks every row that prints a column's best digits.
-A `Part` is what a command prints: `layout` has text, tables and trees one below the other.
+`make_table` builds a table from plain values. A `ResultTable` contains a `Number` for each row
+(usually a method) and column (usually a federation). It marks every row whose printed number is
+the best of its column. A command prints a list of `Part`: `layout` stacks text, tables and trees.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 Align = Literal["left", "center", "right"]
-DASH = "–"  # stands where there is no number
+DASH = "–"  # replaces a missing number
 NEEDS_BOOKTABS = "% needs \\usepackage{booktabs}"
 _TEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": "\\textbackslash{}",
@@ -47,9 +47,9 @@ class Column:
 
     name: str  # the heading
     align: Align = "right"
-    wrap: bool = False  # whether a terminal may break its cells into lines
-    width: int | None = None  # the least width in a terminal
-    below: str = ""  # HTML below the heading on a page: a scale, or a key of colours
+    wrap: bool = False  # whether a terminal may wrap its cells
+    width: int | None = None  # the minimum width in a terminal
+    below: str = ""  # HTML below the heading on a page: a scale, or a legend of colours
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Cell:
 
     text: str = ""
     spread: str = ""  # standard deviation over seeds; empty for one seed
-    best: bool = False  # of its column
+    best: bool = False  # whether it is the best of its column
     sign: str = ""  # a superscript, such as "≈" for a difference that is not significant
-    style: str = ""  # rich's name of a colour or a weight, for the terminal only
-    html: str = ""  # markup that a page shows in place of the text
+    style: str = ""  # rich's name of a colour or weight, only for the terminal
+    html: str = ""  # markup that a page shows instead of the text
 
     @property
     def plain(self) -> str:
-        """`78.1 ± 0.6`."""
+        """The cell as plain text, such as `78.1 ± 0.6`."""
         return self.text + (f" ± {self.spread}" if self.spread else "") + self.sign
 
 
@@ -76,8 +76,8 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
-    caption: str = ""  # how to read it
-    notes: tuple[str, ...] = ()  # sentences below it
+    caption: str = ""  # explains how to read the table
+    notes: tuple[str, ...] = ()  # sentences below the table
     sections: tuple[int, ...] = ()  # rows above which a terminal draws a line
 
 
@@ -92,10 +92,10 @@ def make_table(
     notes: Iterable[str] = (),
     sections: Iterable[int] = (),
 ) -> Table:
-    """A table of plain values; None is an empty cell.
+    """Make a table of plain values. None is an empty cell.
 
-    A column that is only a name is aligned left if it is one of the first `left`, else right; a
-    terminal may break its cells if they `wrap`.
+    If a column is only a name, the first `left` columns are left-aligned and the others are
+    right-aligned. A terminal may wrap the cells of columns that `wrap`.
     """
 
     def cell(value: object) -> Cell:
@@ -110,15 +110,15 @@ def make_table(
 
 
 def record_table(records: Sequence[Mapping[str, object]], names: Sequence[str] = ()) -> Table:
-    """A table with a row for each record; a missing value is an empty cell."""
+    """Make a table with one row per record. A missing value is an empty cell."""
     names = names or list(records[0])
     return make_table(names, ([record.get(name) for name in names] for record in records))
 
 
 def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> RichTable:
-    """The table for a terminal, with `gap` spaces between columns; the caller prints the notes.
+    """Make the table for a terminal, with `gap` spaces between columns, but without its notes.
 
-    `framed` draws a frame with title and caption; None draws neither of them.
+    `framed` adds a frame with title and caption; None omits both.
     """
     from rich import box
     from rich.text import Text
@@ -148,7 +148,7 @@ def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> Ri
 
 
 def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
-    """The table for a README or an issue; a title without a heading's `level` is bold."""
+    """Render the table as Markdown. Without a heading `level`, the title is bold."""
     special = str.maketrans({letter: f"\\{letter}" for letter in escaped} | {"\n": " "})
 
     def cell_text(cell: Cell) -> str:
@@ -171,7 +171,7 @@ def markdown(table: Table, *, level: int = 0, escaped: str = "|*_") -> str:
 
 
 def latex(table: Table, *, place: str = "[t]") -> str:
-    """The table for a paper, which needs booktabs; without title and caption, it is no float."""
+    """Render the table as LaTeX (booktabs). Without title and caption, it is not a float."""
     letters = "".join(column.align[0] for column in table.columns)
     lines = [
         f"\\begin{{tabular}}{{{letters}}}",
@@ -202,12 +202,12 @@ def _tex_cell(cell: Cell) -> str:
 
 
 def tex(text: str) -> str:
-    """Text with LaTeX's special characters written out."""
+    """Escape LaTeX's special characters."""
     return "".join(_TEX.get(letter, letter) for letter in text)
 
 
 def csv_text(table: Table) -> str:
-    """The table for programs: names, then one line for each row."""
+    """Render the table as CSV: the names, then one line per row."""
     text = io.StringIO(newline="")
     lines = ([cell.plain for cell in row] for row in table.rows)
     heads = [column.name for column in table.columns]
@@ -216,7 +216,7 @@ def csv_text(table: Table) -> str:
 
 
 def html(table: Table, *, label: str = "") -> str:
-    """The table for a page, in a scrolling region that a screen reader calls `label`."""
+    """Render the table as HTML, in a scrolling region that a screen reader calls `label`."""
     kinds = [" class=n" if column.align == "right" else "" for column in table.columns]
     head = body = ""
     for column, kind in zip(table.columns, kinds, strict=True):
@@ -245,19 +245,19 @@ def _html_cell(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """A mean over seeds, or the reason why there is none."""
+    """A mean over seeds, or the reason why it is missing."""
 
     mean: float = float("nan")
     std: float | None = None  # over seeds; None for one seed
     values: tuple[float, ...] = ()  # of each seed
-    why: str = DASH  # in the place of a missing number, such as "failed"
+    why: str = DASH  # text instead of a missing number, such as "failed"
 
     @property
     def known(self) -> bool:
         return bool(np.isfinite(self.mean))
 
     def cell(self, scale: float = 100.0, digits: int = 1, sign: str = "") -> Cell:
-        """The cell that prints it; `sign` is "+" for a difference."""
+        """Return the printed cell. `sign` is "+" for a difference."""
         if not self.known:
             return Cell(self.why)
         text = f"{self.mean * scale:{sign}.{digits}f}".replace("-", "−")
@@ -265,14 +265,14 @@ class Number:
 
 
 def number(values: Sequence[float]) -> Number:
-    """The number for some seeds' values."""
+    """Return the mean and standard deviation of the seeds' values."""
     if not len(values):
         return Number()
     return Number(float(np.mean(values)), spread(values), tuple(float(value) for value in values))
 
 
 def number_of(metrics: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> Number:
-    """The number for a metric of a result (`Result.metrics`, or result.json)."""
+    """Return the number of a metric in a result (`Result.metrics`, or result.json)."""
     return number(metrics[name]["per_seed"]) if name in metrics else Number()
 
 
@@ -283,53 +283,53 @@ class ResultTable:
     title: str  # names the numbers, such as "Test accuracy, in percent"
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: Mapping[tuple[str, str], Number]  # by (row, column); a missing one is a dash
-    caption: str = ""  # how the numbers were made
-    corner: str = "method"  # the heading of the rows' names
+    cells: Mapping[tuple[str, str], Number]  # by (row, column); a dash replaces a missing number
+    caption: str = ""  # explains how the numbers were computed
+    corner: str = "method"  # the heading of the column with the rows' names
     metric: str = "test_accuracy"  # the metric's plain name, for the CSV file
-    scale: float = 100.0  # factor of a printed number: 100 for percent; CSV files hold fractions
+    scale: float = 100.0  # factor of a printed number: 100 for percent; CSV files contain fractions
     digits: int = 1
-    higher: bool | None = True  # whether more is better; None marks nothing as best
+    higher: bool | None = True  # whether higher is better; None marks no row as best
     signed: tuple[str, ...] = ()  # columns of differences, whose numbers show their sign
-    bounds: tuple[str, ...] = ()  # rows that only show what is possible, and are never best
+    bounds: tuple[str, ...] = ()  # rows that show only an upper bound, and are never best
 
     def cell(self, row: str, column: str) -> Number:
         return self.cells.get((row, column), Number())
 
     def best(self, column: str) -> set[str]:
-        """The rows that are best in a column, in the digits that are printed."""
+        """Return the best rows of a column, compared by their printed digits."""
         means = {row: self.cell(row, column) for row in self.rows if row not in self.bounds}
         shown = {r: round(n.mean * self.scale, self.digits) for r, n in means.items() if n.known}
-        if self.higher is None or len(shown) < 2:  # nothing to be better than
+        if self.higher is None or len(shown) < 2:  # no second row to compare with
             return set()
         top = max(shown.values()) if self.higher else min(shown.values())
         return {row for row, value in shown.items() if value == top}
 
     def printed(self, row: str, column: str) -> Cell:
-        """The printed number with its mark."""
+        """Return the printed number with its mark."""
         sign = "+" if column in self.signed else ""
         cell = self.cell(row, column).cell(self.scale, self.digits, sign)
         return replace(cell, best=row in self.best(column))
 
     def table(self) -> Table:
-        """The printed table."""
+        """Return the printed table."""
         rows = [[row, *(self.printed(row, column) for column in self.columns)] for row in self.rows]
         heads = (self.corner, *self.columns)
         return make_table(heads, rows, title=self.title, caption=self.caption)
 
 
 def result_markdown(tables: Sequence[ResultTable]) -> str:
-    """The tables for a README or an issue."""
+    """Render the tables as Markdown."""
     return "\n".join(markdown(table.table()) for table in tables)
 
 
 def result_latex(tables: Sequence[ResultTable]) -> str:
-    r"""The tables for a paper; they need \usepackage{booktabs}."""
+    r"""Render the tables as LaTeX. They need \usepackage{booktabs}."""
     return "\n".join([NEEDS_BOOKTABS, *(latex(table.table()) for table in tables)])
 
 
 def result_csv(tables: Sequence[ResultTable]) -> str:
-    """The tables for programs: one line for each number, with every seed's value."""
+    """Render the tables as CSV: one line per number, with the value of every seed."""
     names = ("metric", "row", "column", "mean", "std", "seeds", "per_seed", "missing")
     lines = []
     for table in tables:
@@ -344,7 +344,7 @@ def result_csv(tables: Sequence[ResultTable]) -> str:
 
 
 def write_tables(tables: Sequence[ResultTable], files: Mapping[str, Path | None]) -> list[Path]:
-    """Write tables in the forms that have a file: {"md": path, "tex": None, ...}."""
+    """Write tables in each format that has a file: {"md": path, "tex": None, ...}."""
     forms = {"md": result_markdown, "tex": result_latex, "csv": result_csv}
     given = {form: path for form, path in files.items() if path is not None}
     for form, path in given.items():
@@ -354,7 +354,7 @@ def write_tables(tables: Sequence[ResultTable], files: Mapping[str, Path | None]
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path at which no file can be written."""
+    """Raise an error if a file cannot be written at this path."""
     if path.is_dir():
         raise ConfigError(f"'{path}' is a folder; give the name of a file")
     there = next(p for p in path.absolute().parents if p.exists())
@@ -372,14 +372,14 @@ class Words:
 
 @dataclass
 class Branch:
-    """A node of a tree: a line, a quiet remark behind it, and the branches below."""
+    """A node of a tree: a line, a dim note after it, and its branches."""
 
     text: str
     remark: str = ""
     below: list[Branch] = field(default_factory=list)
 
     def tree(self) -> Tree:
-        """The tree for `rich.console.Console.print`."""
+        """Return the tree for `rich.console.Console.print`."""
         from rich.text import Text
         from rich.tree import Tree
 
@@ -393,17 +393,17 @@ Part = str | Words | Table | Branch  # a string is a plain paragraph; an empty o
 
 
 def heading(text: str) -> Words:
-    """The line above everything else."""
+    """Return the line above everything else, in bold."""
     return Words(text, "bold")
 
 
 def quiet(text: str) -> Words:
-    """A caption or a remark."""
+    """Return a caption or a note, which is dim."""
     return Words(text, "dim")
 
 
 def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) -> Group:
-    """The parts for `rich.console.Console.print`; `gap` and `framed` as for `rich_table`."""
+    """Arrange the parts for `rich.console.Console.print`. `rich_table` explains the options."""
     from rich.console import Group
     from rich.text import Text
 
@@ -416,6 +416,6 @@ def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) 
                 shown.append(part.tree())
             case Words():
                 shown.append(Text(part.text, style=part.style))
-            case _:  # a plain string would have its square brackets read as markup
+            case _:  # rich would parse square brackets in a plain string as markup
                 shown.append(Text(part))
     return Group(*shown)

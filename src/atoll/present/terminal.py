@@ -29,13 +29,13 @@ from atoll.present.tables import Table, make_table, rich_table
 _PICKED = {
     "best-val": "at the best mean validation round",
     "last": "after the last round",
-    BEST_CACHED: "picked on the test data: each client's best of the models put aside before "
-    "splits and the last (test-selection)",
+    BEST_CACHED: "selected on the test data: each client's best model among those saved before "
+    "splits and the last model (test-selection)",
 }
 
 
 class FittedTable(rich.Table):
-    """A table that drops its last column until the others fit; the first two always stay."""
+    """A table that drops its last columns until the others fit. The first two always remain."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         fitted, dropped = copy(self), list[str]()
@@ -47,7 +47,7 @@ class FittedTable(rich.Table):
             yield Text(f"Too narrow for: {', '.join(dropped)}", style="dim")
 
     def _least(self, console: Console, options: ConsoleOptions) -> int:
-        """The width at which no number and no word is cut."""
+        """Return the width at which no number and no word is cut."""
         wide = options.update(max_width=10_000)
         pairs = ((one, self._measure_column(console, wide, one)) for one in self.columns)
         widths = (m.maximum if column.no_wrap else m.minimum for column, m in pairs)
@@ -55,9 +55,9 @@ class FittedTable(rich.Table):
 
 
 class LiveProgress:
-    """A bar while it is entered; the first Ctrl-C asks for a clean stop, the second stops at once.
+    """A progress bar. The first Ctrl-C requests a clean stop, and the second stops at once.
 
-    The bar is drawn only on a terminal. `columns` are rich's, or formats for its text columns.
+    The bar appears only on a terminal. `columns` are rich's columns, or formats of text columns.
     """
 
     def __init__(self, console: Console, *columns: str | ProgressColumn, quiet: bool) -> None:
@@ -68,7 +68,7 @@ class LiveProgress:
 
     def __enter__(self) -> Self:
         self.previous = signal.getsignal(signal.SIGINT)
-        # Python delivers signals only to the main thread; a run in another one has no clean stop.
+        # Python delivers signals only to the main thread; other threads cannot stop cleanly.
         self.handles_signals = threading.current_thread() is threading.main_thread()
         if self.handles_signals:
             signal.signal(signal.SIGINT, self._interrupt)
@@ -90,14 +90,14 @@ class LiveProgress:
         return self.stopping
 
     def say(self, text: str, style: str = "dim") -> None:
-        """Print a line that stays, unless the progress is quiet."""
+        """Print a permanent line, unless the progress is quiet."""
         if not self.quiet:
             self.console.print(Text(text, style=style), soft_wrap=True)
 
 
 @contextmanager
 def progress(console: Console, total: int, words: str = "") -> Iterator[Callable[..., None]]:
-    """Draw how far a computation is, where a bar can be drawn; yield `move(steps, words)`."""
+    """Show the progress of a computation on a terminal. Yield `move(steps, words)`."""
     columns = ("{task.description}", BarColumn(), TimeRemainingColumn())
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
@@ -110,12 +110,12 @@ def progress(console: Console, total: int, words: str = "") -> Iterator[Callable
 
 
 def last_validation(history: History, config: RunConfig) -> float:
-    """The chosen metric, or accuracy, on validation nodes after the last round; NaN if unknown."""
+    """Return the last validation score in the selected metric (or accuracy), or NaN if unknown."""
     return float(validation_curve(history, config, history.rounds - 1)[-1])
 
 
 class Watcher(LiveProgress, Observer):
-    """Draws a run's progress."""
+    """Shows the progress of a run."""
 
     def __init__(self, console: Console, *, quiet: bool, label: str = "") -> None:
         numbers = ("{task.completed}/{task.total}", "{task.fields[score]}", TimeRemainingColumn())
@@ -141,7 +141,7 @@ class Watcher(LiveProgress, Observer):
         self._draw(seed, history.rounds, last_validation(history, self.config))
 
     def follow(self, found: Mapping[str, Any]) -> None:
-        """Draw the progress of some of the seeds in another process, from its progress.json."""
+        """Show the progress of seeds in another process, from its progress.json."""
         value = found["validation"][-1] if found["validation"] else None
         self._draw(found["seed"], found["round"], float("nan") if value is None else value)
 
@@ -158,7 +158,7 @@ class Watcher(LiveProgress, Observer):
         before = (min(self.done) - self.config.seed) * rounds
         done = before + sum(self.done.values())
         self.progress.update(self.task, completed=done, score=score)
-        # Where no bar can be drawn, a line after each quarter shows that the run proceeds.
+        # Without a bar, a line after each quarter shows that the run proceeds.
         quarter = 4 * number // rounds
         if self.progress.disable and not self.quiet and quarter > self.quarters.get(seed, 0):
             self.quarters[seed] = quarter
@@ -168,7 +168,7 @@ class Watcher(LiveProgress, Observer):
 
 
 def profile_table(profile: Mapping[str, Sequence[float]]) -> Group:
-    """Seconds of each stage of a run, of the wall's clock and of the processors."""
+    """Make a table of the wall time and CPU time of each stage of a run, in seconds."""
     total = [sum(both) for both in zip(*profile.values(), strict=True)]
     rows = [[name, *(f"{s:.3f}" for s in both)] for name, both in {**profile, "": total}.items()]
     table = make_table(("stage", "seconds", "processor"), rows, sections=[len(profile)])
@@ -176,7 +176,7 @@ def profile_table(profile: Mapping[str, Sequence[float]]) -> Group:
 
 
 def result_table(results: list[Result]) -> Group:
-    """Methods as rows; accuracy with spread, F1, traffic and time as columns."""
+    """Make a table of methods (rows) with accuracy, F1, traffic and time (columns)."""
     first = results[0]
     config = first.config
     how = _PICKED.get(first.select, "at each client's best validation round")
@@ -189,13 +189,13 @@ def result_table(results: list[Result]) -> Group:
     caption = (
         f"Test {'graphs' if 'graphs' in first.federation else 'nodes'}, in percent, {how}"
         + ("; mean ± standard deviation over seeds. " if config.seeds > 1 else ". ")
-        + "scored: the model behind accuracy and F1; local: the client's own model right after "
-        "training; MB: what training moved, up and down, without scoring."
+        + "scored: the model that accuracy and F1 evaluate; local: the client's model right after "
+        "local training; MB: training traffic, up and down, without evaluation."
     )
-    kept = "the sites kept their scores (scores.csv there; scores=told sends them in the clear)"
+    kept = "scores stay at the sites (scores.csv); scores=told sends them in the clear"
     notes = []
     for name, found in ((one.config.method, one.privacy) for one in results):
-        if found is not None:  # the guarantee of a private run, and where its scores are
+        if found is not None:  # the guarantee of a private run, and the place of its scores
             stayed = not found["simulated"] and found["scores"] == "kept"
             lines = [found["says"], *([kept] if stayed else [])]
             notes += [Text(f"{name}: {line}") for line in lines]
@@ -212,26 +212,28 @@ def result_table(results: list[Result]) -> Group:
 
 
 def alert_line(result: Result) -> list[str]:
-    """A sentence on the threshold that the run's rule chose; none if it has no rule."""
+    """Return a sentence about the alert threshold of the run, or no sentence without a rule."""
     rule, found = result.config.threshold, result.metrics()
     items = "graphs" if "graphs" in result.federation else "nodes"
     if rule is None:
         return []
     if result.privacy and not result.privacy["simulated"] and result.privacy["scores"] == "kept":
-        last = "the scores stayed at the sites, so the model is the last round's"
-        return [f"{last}, and each site chose its own threshold ({rule}), which stays there"]
+        last = "the scores stayed at the sites, so this is the model of the last round"
+        return [f"{last}, and each site chose its own threshold ({rule}) and does not send it"]
     if len(found.get("threshold", {"per_seed": []})["per_seed"]) < len(result.seeds):
-        return [f"no threshold reaches {rule} on the validation {items}, so the model has none"]
+        return [
+            f"no threshold reaches {rule} on the validation {items}, so the model has no threshold"
+        ]
     names = {"precision": "threshold_precision", "recall": "threshold_recall"}
     words = [f"{name} {percent(found, key)}" for name, key in names.items()]
     value = " and ".join(f"{v:.3g}" for v in dict.fromkeys(found["threshold"]["per_seed"]))
-    chosen = f"alert from a probability of {value} on ({rule} on validation {items})"
+    chosen = f"alert if the probability is at least {value} ({rule} on validation {items})"
     alerts = f"{percent(found, 'threshold_alerts')} % of test {items} are alerts"
     return [f"{chosen}: test {', '.join(words)}; {alerts}"]
 
 
 def client_table(result: Result) -> Table | None:
-    """The score of each client by its name; None where the data name none, or too many."""
+    """Make a table of each client's score, or None if clients have no names or are too many."""
     scores = 100 * result.of_clients(result.metric)
     if not result.named or result.clients > MAX_ROWS or np.isnan(scores).all():
         return None
@@ -246,12 +248,12 @@ def client_table(result: Result) -> Table | None:
 
 
 def result_rows(results: list[Result]) -> Table:
-    """A row for each result: scores, traffic and time."""
+    """Make a row for each result: scores, traffic and time."""
     columns = {"accuracy": "test_accuracy", "local": "local_test_accuracy"}
     columns["macro F1"] = "test_macro_f1"
     if any("test_auc" in result.metrics() for result in results):
         columns["AUC"] = "test_auc"
-    if (metric := results[0].config.metric) not in (None, "accuracy"):  # the chosen one leads
+    if (metric := results[0].config.metric) not in (None, "accuracy"):  # the metric comes first
         head = label_of(metric).replace(" ", "\n")  # a long head takes two lines
         first = {head: f"test_{metric}", "local": f"local_test_{metric}"}
         columns = first | {k: v for k, v in columns.items() if k != "local"}
@@ -266,12 +268,12 @@ def result_rows(results: list[Result]) -> Table:
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 round`, `2 rounds`."""
+    """Format a count: `1 round`, `2 rounds`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def percent(metrics: dict[str, dict[str, Any]], name: str) -> str:
-    """`78.1 ± 0.6`, or a dash."""
+    """Format a metric in percent, such as `78.1 ± 0.6`, or return a dash."""
     if name not in metrics:
         return "-"
     found = metrics[name]
@@ -280,14 +282,14 @@ def percent(metrics: dict[str, dict[str, Any]], name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`about 40 s`, `about 12 min`, `about 3.5 h`."""
+    """Format a duration: `about 40 s`, `about 12 min`, `about 3.5 h`."""
     if seconds < 90:
         return f"about {max(1, round(seconds))} s"
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
 def noted_table(table: Table, plain: Container[str] = ()) -> Group:
-    """A table between its title and its notes; notes are dim but for the `plain` ones."""
+    """Render a table with its title and notes. Notes are dim, except those in `plain`."""
 
     def style(note: str) -> str:
         return "yellow" if note.startswith("Failed: ") else "" if note in plain else "dim"
@@ -297,7 +299,7 @@ def noted_table(table: Table, plain: Container[str] = ()) -> Group:
 
 
 def plain_text(*parts: RenderableType, width: int = 88) -> str:
-    """The parts as a terminal without colours shows them."""
+    """Render the parts as plain text without colours."""
     console = Console(
         file=io.StringIO(), width=width, highlight=False, no_color=True, force_jupyter=False
     )

@@ -1,4 +1,4 @@
-"""The human-readable lines of `atoll watch`: how far, how long, how good."""
+"""The human-readable output of `atoll watch`: progress, remaining time and scores."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rich.text import Text
 from atoll.experiment.status import Status, StatusReader
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 34  # columns of a sparkline; the numbers beside it fill a terminal of 80
-MAX_OTHERS = 6  # most lines about cells that run beside the first
-MAX_BEST = 8  # most lines about the best cells
+WIDTH = 34  # columns of a sparkline; with its numbers it fills a terminal of 80 columns
+MAX_OTHERS = 6  # maximum number of lines about other running cells
+MAX_BEST = 8  # maximum number of lines about the best cells
 STATES = ("finished", "pruned", "failed", "stopped", "running", "left")
 Sleep = Callable[[float], None]
 
 
 def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
-    """A curve as a line of blocks from its lowest to its highest value; a gap where it has none."""
+    """Draw a curve as a line of blocks from its lowest to its highest value, with gaps for None."""
     every = -(-len(values) // width) if values else 1
     points = list(values)[::-1][::every][::-1]
     if not (known := [value for value in points if value is not None]):
@@ -35,7 +35,7 @@ def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """`12 s`, `3 min`, `2 h 5 min`, `3 d 4 h`."""
+    """Format a time: `12 s`, `3 min`, `2 h 5 min`, `3 d 4 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -50,7 +50,7 @@ def elapsed(seconds: float) -> str:
 
 
 def status_text(status: Status) -> Group:
-    """Everything that is known, for a terminal of 80 columns."""
+    """Render the whole status for a terminal of 80 columns."""
     parts: list[RenderableType] = [Text(f"{status.title}  ({status.folder})", style="bold")]
     parts += [_state(status)] if status.kind == "run" else [_bar(status), _state(status)]
     if status.now is not None and not status.finished:
@@ -78,7 +78,7 @@ def status_text(status: Status) -> Group:
 def _bar(status: Status) -> Table:
     total = sum(status.cells.values())
     done = sum(status.cells.get(state, 0) for state in ("finished", "pruned", "failed"))
-    names = {"running": "running" if status.silent is None else "without a sign"}
+    names = {"running": "running" if status.silent is None else "silent"}
     words = [f"{status.cells[s]} {names.get(s, s)}" for s in STATES if status.cells.get(s)]
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(max(total, 1), done, 20, complete_style="cyan", finished_style="green")
@@ -90,12 +90,12 @@ def _state(status: Status) -> Text:
     if status.finished:
         return Text("finished", style="green")
     if status.silent is not None:
-        why = "; its process is gone" if status.gone else ""
-        return Text(f"no sign for {elapsed(status.silent)}{why}", style="yellow")
+        why = "; its process has ended" if status.gone else ""
+        return Text(f"silent for {elapsed(status.silent)}{why}", style="yellow")
     if status.cells.get("running"):
         left = "" if status.left is None else f", about {elapsed(status.left)} left"
         return Text(f"running{left}")
-    begun = "between two cells, or stopped there" if set(status.cells) - {"left"} else "not begun"
+    begun = "between two cells, or stopped" if set(status.cells) - {"left"} else "not started"
     return Text("stopped" if status.cells.get("stopped") else begun, style="yellow")
 
 
@@ -114,14 +114,14 @@ def _current(now: Any, *, alone: bool) -> list[Text]:
 
 
 def plain(status: Status) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    # Programs read the runs beside the first under the key "beside".
+    """Return the object that `--json` prints."""
+    # Programs read the other running cells from the key "beside".
     fields = {"beside" if k == "others" else k: value for k, value in asdict(status).items()}
     return {**fields, "folder": str(status.folder), "finished": status.finished}
 
 
 def follow(reader: StatusReader, console: Console, every: float, sleep: Sleep = time.sleep) -> None:
-    """Draw until the run has finished; print only news where nothing can be redrawn."""
+    """Show the status until the run finishes. Without a terminal, print only changes."""
     status, printed = reader.read(), None
     if console.is_terminal:
         with Live(status_text(status), console=console, auto_refresh=False) as live:

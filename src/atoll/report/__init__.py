@@ -1,4 +1,4 @@
-"""`atoll report`: runs and studies as one page that opens from disk, and their tables as files."""
+"""Write runs and studies as one HTML page that opens from disk, and their tables as files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def write_report(
     title: str | None = None,
     tables: Mapping[str, Path | None] | None = None,
 ) -> tuple[Collection, list[Path]]:
-    """Write a page about runs and studies, and their tables; return the content and the files.
+    """Write a page about runs and studies, and their tables. Return the content and the files.
 
-    Without `out` there is no page. `tables` has files for tables by form: "md", "tex" or "csv".
+    Without `out`, write only tables. `tables` maps formats ("md", "tex" or "csv") to files.
     """
     files = {form: path for form, path in (tables or {}).items() if path is not None}
     written = [] if out is None else [Path(out)]

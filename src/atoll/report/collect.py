@@ -1,4 +1,4 @@
-"""From folders to the content of a report: runs in groups, with names, and the missing ones."""
+"""Collect the content of a report from folders: groups of named runs, and the missing runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ COLUMN_KEYS = (
     *("data", "clients", "protocol", "partition", "split", "ratios", "fraction"),
     *("batch_size", "schema", "own", "allow"),
 )
-"""Settings that make another federation or other rules; runs that share them stand together."""
+"""Settings that define a federation or its rules. Runs that share them are in one column."""
 ROW_KEYS = ("epochs", "rounds", "evaluate", "compat", "seeds", "seed", "engine", "device", "chunk")
-"""Settings that distinguish two runs of one method, beside their hyper-parameters."""
+"""Settings, in addition to hyper-parameters, that distinguish two runs of one method."""
 _SELECT = {
     "best-val": "at the round with the best mean validation score",
     "last": "after the last round",
@@ -38,7 +38,7 @@ LOWER = tuple(f"test_{name}" for name, metric in REGISTRY.items() if not metric.
 _WEIGHTS = {
     "tests": "weighted by their test nodes (or graphs)",
     "nodes": "weighted by their nodes (or graphs)",
-    "uniform": "all clients alike",
+    "uniform": "all clients equally",
 }
 
 
@@ -47,9 +47,9 @@ class ReportedRun:
     """One run on the page."""
 
     run: RunFolder
-    labels: Mapping[str, Any]  # its place in a study, if it is a cell of one
-    row: str = ""  # its method, and the settings that distinguish it from others of that method
-    column: str = ""  # its federation and rules, likewise
+    labels: Mapping[str, Any]  # its labels in a study, if it is a cell of a study
+    row: str = ""  # its method, and the settings that distinguish it from other runs of that method
+    column: str = ""  # its federation and rules, with distinguishing settings
     style: int = 0  # the number of its colour
     chosen: str | None = None  # the metric of its study
 
@@ -59,13 +59,13 @@ class ReportedRun:
 
     @property
     def metric(self) -> str:
-        """The metric that was chosen, or that of its data set."""
+        """The selected metric, or the default metric of its data set."""
         return self.chosen or self.run.result.metric
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that is not there."""
+    """A run that is missing."""
 
     name: str
     why: str
@@ -77,12 +77,12 @@ class Missing:
 class Collection:
     """The content of a report."""
 
-    shown: list[ReportedRun] = field(default_factory=list)  # finished runs, as the folders order
+    shown: list[ReportedRun] = field(default_factory=list)  # finished runs, by folder
     missing: list[Missing] = field(default_factory=list)  # requested, but not finished
     studies: dict[Path, dict[str, Any]] = field(default_factory=dict)  # study.json by folder
-    aside: list[str] = field(default_factory=list)  # on trials and grid points that are not shown
-    verdicts: dict[str, list[str]] = field(default_factory=dict)  # a comparison's, by topic
-    reproductions: list[Reproduction] = field(default_factory=list)  # papers' tables beside ours
+    aside: list[str] = field(default_factory=list)  # notes on hidden trials and grid points
+    verdicts: dict[str, list[str]] = field(default_factory=dict)  # conclusions of tests, by topic
+    reproductions: list[Reproduction] = field(default_factory=list)  # tables of papers
     tried: list[Tried] = field(default_factory=list)  # the trials of tunings, by method
 
     @property
@@ -91,7 +91,7 @@ class Collection:
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Rows that pool all data, unless there are no others."""
+        """Rows that pool all data, unless all rows do."""
         pooled = _once(one.row for one in self.shown if one.run.result.scored == POOLED)
         return pooled if len(pooled) < len(self.rows) else ()
 
@@ -100,12 +100,12 @@ class Collection:
         return _once(one.column for one in self.shown)
 
     def group(self, column: str) -> list[ReportedRun]:
-        """The runs that stand side by side in a column."""
+        """Return the runs in one column of the table."""
         return [one for one in self.shown if one.column == column]
 
 
 def collect(folders: Sequence[Path]) -> Collection:
-    """Read run folders and study folders; only if nothing at all is finished is that an error."""
+    """Read run folders and study folders. Raise an error only if no run is finished."""
     found = Collection()
     for folder in dict.fromkeys(folders):
         if (folder / "study.json").exists():
@@ -117,11 +117,11 @@ def collect(folders: Sequence[Path]) -> Collection:
             reasons = [f"{one.name}: {one.why}" for one in found.missing]
             first = (reasons or ["it has no runs"])[0]
             raise ConfigError(f"nothing in '{folders[0]}' is finished yet ({first})")
-        raise ConfigError(f"'{folders[0]}' holds nothing to report: {' '.join(found.aside)}")
+        raise ConfigError(f"'{folders[0]}' contains nothing to report: {' '.join(found.aside)}")
     _name(found.shown)
     for group in map(found.group, found.columns):
         for one in group:
-            one.chosen = group[0].metric  # one federation is never in two metrics
+            one.chosen = group[0].metric  # all runs of one federation use the same metric
             found.aside.extend(f"{one.row}, {one.column}: {note}." for note in one.run.notes)
     return found
 
@@ -132,7 +132,7 @@ def _read_study(folder: Path, found: Collection) -> None:
     cells, failed, before = about.get("cells", []), failures(folder), len(found.shown)
     trials = [cell for cell in cells if cell.get("labels", {}).get("role") == "trial"]
     for cell in cells:
-        if cell not in trials:  # trials run without test nodes
+        if cell not in trials:  # trials have no test nodes
             _read_cell(folder, cell, failed, found)
     if trials:
         found.aside.append(f"{counted(len(trials), 'trial')} of '{folder.name}' had no test nodes.")
@@ -147,8 +147,8 @@ def _read_study(folder: Path, found: Collection) -> None:
     compared = folder / "compare.json"
     if compared.exists() and not _read_verdicts(read_json(compared), about, found.verdicts):
         found.aside.append(
-            f"The tests of '{folder.name}' are of fewer runs than are asked for by now, and "
-            f"left out; atoll compare --resume {folder} makes them anew."
+            f"The tests of '{folder.name}' cover only some of its runs, so the report omits them; "
+            f"atoll compare --resume {folder} repeats them."
         )
 
 
@@ -172,7 +172,7 @@ def _read_cell(
 
 
 def _chosen(shown: list[ReportedRun], aside: list[str]) -> list[ReportedRun]:
-    """Of the points of a grid the one that validation chose: no other test score may be seen."""
+    """Keep only the grid point that validation selected. Other test scores must stay hidden."""
     kept, names = [], ("data", "clients", "method")
     for points in _by(shown, lambda one: [str(one.labels.get(name)) for name in names]):
         if len(points) == 1 or not all("point" in one.labels for one in points):
@@ -184,14 +184,14 @@ def _chosen(shown: list[ReportedRun], aside: list[str]) -> list[ReportedRun]:
         kept.append(best)
         settings = " ".join(f"{k}={v}" for k, v in best.labels["point"].items())
         where = f"{best.labels['method']} on {_data(str(best.labels.get('data')))}"
-        aside.append(f"{where}: validation chose {settings} of {len(points)} points of the grid.")
+        aside.append(f"{where}: validation selected {settings} among {len(points)} grid points.")
     return [one for one in shown if one in kept]
 
 
 def _read_verdicts(
     compared: Mapping[str, Any], about: Mapping[str, Any], verdicts: dict[str, list[str]]
 ) -> bool:
-    """Add a comparison's sentences, if its tests cover all cells that its study has by now."""
+    """Add the conclusions of a comparison if its tests cover all cells of its study."""
     cells, tables = about.get("cells", []), compared.get("tables", [])
     request, sizes = about.get("request", {}), len({table.get("clients") for table in tables})
     covers = (
@@ -216,13 +216,13 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _name(shown: list[ReportedRun]) -> None:
-    """Give runs short, distinct names, and each row a colour."""
+    """Give runs short, unique names, and each row a colour."""
     for one in shown:
         preset, scored = str(one.config.set.get("preset", "")), one.run.result.scored
         one.row = str(one.labels.get("method", f"{one.config.method} {preset}".strip()))
         one.row += f" ({scored})" if scored in BASELINE_KINDS else ""
         one.column = _data(one.config.data)
-    # A name has a number of clients, a partition, ... only where two groups differ in it.
+    # A name contains the number of clients, the partition, ... only if two groups differ in it.
     for same in _by(shown, lambda one: one.column):
         _distinguish(same, "column")
     for same in _by(shown, lambda one: one.row):
@@ -247,7 +247,7 @@ def _by(shown: list[ReportedRun], key: Callable[[ReportedRun], object]) -> list[
 
 
 def _distinguish(same: list[ReportedRun], what: str) -> None:
-    """Add to a row or a column the settings in which runs of that name differ."""
+    """Add to a row or a column the settings in which runs with the same name differ."""
     column = what == "column"
     every = []
     for one in same:
@@ -256,11 +256,11 @@ def _distinguish(same: list[ReportedRun], what: str) -> None:
         every.append(own | {key: str(getattr(one.config, key)) for key in fixed})
     keys = _once(key for settings in every for key in settings)
     differ = [key for key in keys if len({settings.get(key) for settings in every}) > 1]
-    # A setting that follows from the federation stands in its column, not in the row.
+    # A setting that depends on the federation belongs to its column, not to the row.
     columns = [one.column for one in same]
     pairs = {key: {*zip(columns, (own.get(key) for own in every), strict=True)} for key in differ}
     inside = [key for key in differ if len(pairs[key]) > len(set(columns))]
-    if column:  # a key must distinguish more than the ones before: a protocol brings its split
+    if column:  # a key must distinguish more than the previous keys: a protocol implies its split
         inside, kinds = [], 1
         for key in differ:
             found = len({tuple(own.get(k) for k in (*inside, key)) for own in every})
@@ -272,7 +272,7 @@ def _distinguish(same: list[ReportedRun], what: str) -> None:
 
 
 def main_table(found: Collection) -> ResultTable:
-    """The table of the report: every federation's own metric."""
+    """Make the main table of the report, with the metric of each federation."""
     metrics = {column: found.group(column)[0].metric for column in found.columns}
     several = set(metrics.values()) != {"accuracy"}
     heads = {c: f"{c} ({label_of(metrics[c])})" if several else c for c in found.columns}
@@ -295,15 +295,15 @@ def main_table(found: Collection) -> ResultTable:
 
 
 def other_tables(found: Collection) -> list[ResultTable]:
-    """What else was measured, as tables of the same form; cost has no spread, it is no sample."""
+    """Make tables of the other measurements. Costs have no standard deviation."""
     summaries = {(one.row, one.column): one.run.summary for one in found.shown}
     traffic, time = {}, {}
     for place, summary in summaries.items():
         rounds = max(1, int(summary["rounds"] or 1) * int(summary["seeds"]))
         traffic[place] = Number(sum(summary["bytes"].values()) / rounds / 1e6)
         time[place] = Number(float(summary["seconds"]["per_round"]))
-    own = "Test accuracy of the client's own model right after training, in percent"
-    seconds = "Seconds of a round (median), training and scoring"
+    own = "Test accuracy of the client's model right after local training, in percent"
+    seconds = "Seconds per round (median), training and evaluation"
     tables: list[tuple[str, str, Mapping[tuple[str, str], Number], float, int]] = [
         ("test_macro_f1", "Test macro F1, in percent", {}, 100.0, 1),
         *((f"test_{n}", f"Test {label_of(n)}, in percent", {}, 100.0, 1) for n in _more(found)),
@@ -322,7 +322,7 @@ def other_tables(found: Collection) -> list[ResultTable]:
 
 
 def _more(found: Collection) -> list[str]:
-    """Metrics of a positive class that some run has, and AUC, but for the leading ones."""
+    """Return AUC and the metrics of a positive class that a run has, except the main metrics."""
     known = {name for one in found.shown for name in one.run.summary["metrics"]}
     wanted = ("auc", *POOLED_METRICS)
     names = wanted if known & {f"test_{name}" for name in POOLED_METRICS} else ()
@@ -330,9 +330,9 @@ def _more(found: Collection) -> list[str]:
 
 
 def how_scored(found: Collection) -> str:
-    """How the numbers came to be, in sentences."""
+    """Describe in sentences how the numbers were computed."""
     results = [one.run.result for one in found.shown]
-    selects = _once(_SELECT.get(r.select, "picked on test data (test-selection)") for r in results)
+    selects = _once(_SELECT.get(r.select, "chosen on test data (test-selection)") for r in results)
     pooled = [find_metric(one.metric).pooled for one in found.shown]
     weights = _once(_WEIGHTS.get(r.weights, r.weights) for r in results)
     over = f"mean over clients, {' or '.join(weights)}"

@@ -1,4 +1,4 @@
-"""How clients differ in their data, and how alike they seemed to the methods."""
+"""Differences between the clients' data, and the similarities that methods compute."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from atoll.report.results import by_federation
 
 Names = Sequence[str]
 Measured = Mapping[str, np.ndarray]
-"""The measures of a federation by name, as its run folder keeps them."""
+"""The measures of a federation by name, as stored in its run folder."""
 MAX_CLIENT_ROWS = 40
-MAX_MAPS = 12  # matrices of one federation that are drawn
-MAX_FEDERATIONS = 24  # federations that are drawn with all their matrices
+MAX_MAPS = 12  # maximum number of matrices per federation
+MAX_FEDERATIONS = 24  # maximum number of federations with all their matrices
 DIVERGENCES = {
     "label": "labels",
     "feature": "features of linked nodes",
     "structure": "structure (anonymous walks)",
 }
 ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3), ("", GREY, 0.3))
-"""Name, colour and opacity of the parts of a client's nodes; the last part has no role."""
+"""Name, colour and opacity of the parts of a client's nodes. The last part belongs to no split."""
 _MEASURES = ("nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 
 
 def heat_map(
     title: str, values: np.ndarray, names: Names, columns: str = "client", low: float = 0.0
 ) -> Chart:
-    """A matrix with a row and a column for each client."""
+    """Make a matrix with a row and a column for each client."""
     x, y = (named(name, names, most=len(names)) for name in (columns, "client"))
     return Chart(title, x, y, (Heat(values, low=low),))
 
 
 def without_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """The matrix with undefined numbers on its diagonal, which is the same for all."""
+    """Replace the diagonal, which is always the same, by undefined numbers."""
     return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
 def relations(found: Collection) -> str:
-    """How alike clients seemed to the methods that compare them, and how models were mixed."""
+    """Show the client similarities that methods compute, and the weights of their mixtures."""
 
     def write(group: list[ReportedRun]) -> str:
         figures = [figure for one in group for figure in _relation(one)]
         left_out, figures = len(figures) - MAX_MAPS, figures[:MAX_MAPS]
         if left_out > 0:
-            figures.append(f"<p>{left_out} more are left out: atoll similarity draws them.</p>")
+            figures.append(f"<p>{left_out} more are not shown: atoll similarity draws them.</p>")
         return f'<div class="maps">{"".join(figures)}</div>' if figures else ""
 
     parts = by_federation(found, write)
     text = (
-        "From the server, after the last round of the first seed. Similarity is what the method "
-        "computes from what clients send; its diagonal is left out. A row of a mixture says whose "
-        "weights a client (row) got, by share; rows add up to one."
+        "From the server, after the last round of the first seed. A method computes similarities "
+        "from the clients' messages; their diagonal is not shown. A row of a mixture shows the "
+        "weight of each client's model in the model of one client (row); rows add up to one."
     )
     return f"<p>{text}</p>{parts}" if parts else ""
 
@@ -65,7 +65,7 @@ def relations(found: Collection) -> str:
 def _relation(one: ReportedRun) -> list[str]:
     known = one.run.relations[0] if one.run.relations else {}
     figures, names = list[str](), one.run.result.client_names
-    for name, columns in (("similarity", "client"), ("mixing", "whose weights")):
+    for name, columns in (("similarity", "client"), ("mixing", "source client")):
         if name not in known:
             continue
         matrix, note = known[name], ""
@@ -90,7 +90,7 @@ def _relation(one: ReportedRun) -> list[str]:
 
 
 def heterogeneity(found: Collection) -> str:
-    """How the clients of each federation differ."""
+    """Show how the clients of each federation differ."""
 
     def write(group: list[ReportedRun]) -> str:
         measured = next((one.run.measures for one in group if one.run.measures), None)
@@ -101,16 +101,16 @@ def heterogeneity(found: Collection) -> str:
         return _lost(measured) + _sizes(measured, result.client_names) + maps
 
     text = (
-        "The first seed's clients. Divergences are "
-        "Jensen-Shannon's, from 0 (alike) to 1 (nothing in common). A simulation has all data and "
-        "can measure this; no method sees it."
+        "These are the clients of the first seed. Divergences are Jensen-Shannon divergences, "
+        "from 0 (equal) to 1 (disjoint). A simulation can measure them because it has all data; "
+        "no method sees them."
     )
     parts = by_federation(found, write)
     return f"<p>{text}</p>{parts}" if parts else ""
 
 
 def _maps(measured: Measured, result: Result) -> str:
-    """Which classes clients have, and how far their data diverge."""
+    """Show the classes of each client, and the divergence of their data."""
     labels, names = measured["labels"], result.client_names
     total = labels.sum(1, keepdims=True)
     shares = np.divide(labels, total, out=np.zeros(labels.shape), where=total > 0)
@@ -124,7 +124,7 @@ def _maps(measured: Measured, result: Result) -> str:
         upper = matrix[np.triu_indices(len(matrix), 1)]
         upper = upper[np.isfinite(upper)]
         if upper.size:
-            note = f"Mean {upper.mean():.3f}, largest {upper.max():.3f}. Shades are this map's own."
+            note = f"Mean {upper.mean():.3f}, largest {upper.max():.3f}. Maps differ in scale."
             chart = heat_map(f"Divergence of {thing}", without_diagonal(matrix), names)
             figures.append(heat_html(chart, digits=2 if upper.max() >= 0.1 else 3, note=note))
     return f'<div class="maps">{"".join(figures)}</div>'
@@ -135,13 +135,13 @@ def _lost(measured: Measured) -> str:
     if not np.isfinite(lost) or not total:
         return ""
     return (
-        f"<p>{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%}) lie between clients: nobody "
-        "has them.</p>"
+        f"<p>{lost:,.0f} of {total:,.0f} edges ({lost / total:.1%}) connect two clients, so no "
+        "client has them.</p>"
     )
 
 
 def _sizes(measured: Measured, names: Names) -> str:
-    """A row for each client: its nodes as a bar, and its sizes."""
+    """Make a row for each client: its nodes as a bar, and its sizes."""
     nodes, rows = measured["nodes"], []
     axis = Axis("", 0.0, float(nodes.max()), ticks=())
     for k in range(min(len(nodes), MAX_CLIENT_ROWS)):
@@ -159,7 +159,7 @@ def _sizes(measured: Measured, names: Names) -> str:
 
 
 def stacked(lengths: list[float], styles: tuple[tuple[str, str, float], ...]) -> list[Bars]:
-    """Bars end to end, with the name, colour and opacity of each."""
+    """Stack bars end to end, with the name, colour and opacity of each."""
     starts = np.cumsum([0.0, *lengths])
     return [
         Bars([0.5], [length], start, 0.5, colour, name, across=True, opacity=opacity)

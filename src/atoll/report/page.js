@@ -1,6 +1,6 @@
 (() => {
   "use strict";
-  // Light or dark: as the system says, until the reader chooses.
+  // Light or dark: follow the system until the reader chooses.
   const root = document.documentElement, button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
@@ -20,7 +20,7 @@
     tip.style.right = right ? "auto" : `${width - x + 12}px`;
   };
 
-  // Charts: a line at the round under the pointer, or moved by arrow keys, and every method there.
+  // Charts: a line and the values of all methods at the round under the pointer or arrow keys.
   for (const area of document.querySelectorAll(".area")) {
     const lines = JSON.parse(area.querySelector("script").textContent);
     const [left, right] = area.dataset.range.split(" ").map(Number);
@@ -71,7 +71,7 @@
     });
   }
 
-  // Large matrices: the cell under the pointer.
+  // Large matrices: show the cell under the pointer.
   for (const picture of document.querySelectorAll(".picture")) {
     const values = JSON.parse(picture.querySelector("script").textContent), tip = make("div", "tip");
     picture.addEventListener("pointermove", (event) => {
@@ -87,7 +87,7 @@
     picture.addEventListener("pointerleave", () => tip.remove());
   }
 
-  // A link into the page that is not shown shows it.
+  // A link to a section of the hidden page shows that page.
   const follow = () => {
     const section = document.getElementById(location.hash.slice(1))?.closest("section");
     if (section) document.getElementById(section.className === "technical" ? "technical-page" : "summary-page").checked = true;
@@ -96,7 +96,7 @@
   addEventListener("hashchange", follow);
   follow();
 
-  // What is folded is printed, too.
+  // Print collapsed parts, too.
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open; d.open = true; }));
   addEventListener("afterprint", () => document.querySelectorAll("details").forEach((d) => { d.open = d.dataset.was === "true"; }));
 })();

@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, neither a network nor a script to be read."""
+"""The report page: one file that works without network, other files or scripts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _file(name: str) -> str:
 
 
 LIGHT, DARK = tomllib.loads(_file("page.toml")).values()
-"""Colours by name for light and dark screens."""
+"""Named colours for light and dark screens."""
 
 
 def environment(found: Collection) -> str:
-    """Versions and machines."""
+    """List versions and machines."""
     kinds: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for one in found.shown:
         key = tuple((k, str(v)) for k, v in one.run.result.environment.items())
@@ -44,10 +44,10 @@ def environment(found: Collection) -> str:
 
 
 def again(found: Collection) -> str:
-    """Commands and configurations."""
+    """List commands and configurations that repeat the runs."""
     parts = []
     for folder, about in found.studies.items():
-        # A reproduction lists one command for each table that was asked of it.
+        # A reproduction lists one command per requested table.
         commands = [str(item["command"]) for item in about.get("looks", []) if "command" in item]
         if about.get("command"):
             text = code("\n".join(commands or [str(about["command"])]))
@@ -60,7 +60,7 @@ def again(found: Collection) -> str:
     )
     for one in found.shown:
         names = escape(" and ".join(one.config.objects))
-        note = f"<p>Started in Python with a {names} object, which no file holds.</p>"
+        note = f"<p>Started in Python with a {names} object, which no file contains.</p>"
         summary = f"<summary>{escape(one.row)}, {escape(one.column)}</summary>"
         config = (note if names else "") + code(config_text(one.config))
         parts.append(f"<details>{summary}{config}</details>")
@@ -69,35 +69,35 @@ def again(found: Collection) -> str:
 
 SECTIONS = (
     ("answer", "Answer", "The answer", summary),
-    ("printed", "Printed", "Printed and ours", printed),
+    ("printed", "Printed", "Published and reproduced values", printed),
     ("tuning", "Tuning", "Tuning", tuning),
-    ("overview", "Overview", "What was run", overview),
+    ("overview", "Overview", "Runs", overview),
     ("results", "Results", "Results", results),
     ("convergence", "Convergence", "Convergence", convergence),
     ("clients", "Clients", "Clients", clients),
     ("relations", "Similarity", "Similarity and mixing", relations),
     ("federations", "Federations", "Federations", heterogeneity),
-    ("wire", "Wire", "What crossed the wire", crossed),
+    ("wire", "Wire", "Transmitted data", crossed),
     ("cost", "Cost", "Cost", cost),
     ("environment", "Environment", "Environment", environment),
     ("again", "Again", "Run it again", again),
 )
 """Name, link, heading and writer of each section."""
 EXECUTIVE = ("answer", "printed", "tuning")
-"""Sections of the first page, which a reader in a hurry needs; the others are the technical one."""
+"""Sections of the summary page. The others belong to the technical page."""
 WITHOUT_RUNS = (*EXECUTIVE, "overview", "again")
-"""Sections that a tuning without a tested run has, too."""
+"""Sections that a tuning without a tested run also has."""
 
 
 def page(found: Collection, title: str | None = None) -> str:
-    """The report as HTML."""
+    """Render the report as HTML."""
     title = title or default_title(found)
     links, body = "", ""
     for name, link, head, write in SECTIONS:
         text = write(found) if found.shown or name in WITHOUT_RUNS else ""
         if text:
             kind = "executive" if name in EXECUTIVE else "technical"
-            if name != "answer":  # it comes first
+            if name != "answer":  # it is always at the top
                 links += f'<li class="{kind}"><a href="#{name}">{link}</a></li>'
             about = f'id="{name}" class="{kind}" aria-labelledby="{name}-h"'
             body += f'<section {about}><h2 id="{name}-h">{head}</h2>{text}</section>'
@@ -108,13 +108,13 @@ def page(found: Collection, title: str | None = None) -> str:
 
 
 def colours() -> str:
-    """The colours as CSS variables, for both schemes and for the reader's choice."""
+    """Define the colours as CSS variables, for both schemes and for the reader's choice."""
     schemes = (LIGHT, DARK)
     light, dark = ("".join(f"--{name}:{value};" for name, value in s.items()) for s in schemes)
     classes = "".join(f".c{i}{{color:var(--c{i})}}" for i in range(8))
     hide = "body:has(#m{0}:checked) .by-metric:not(.m{0}){{display:none}}"
     classes += "".join(map(hide.format, range(len(COMPARED) + 1)))
-    # Paper is white, whatever the screen is.
+    # Printouts are always light.
     return (
         f":root{{{light}color-scheme:light}}"
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light])"
@@ -124,7 +124,7 @@ def colours() -> str:
 
 
 def default_title(found: Collection) -> str:
-    """What was run, in one line."""
+    """Describe the runs in one line."""
     if found.reproductions:
         tables = [f"{one.paper.name}, table {one.table}" for one in found.reproductions]
         return f"{' and '.join(dict.fromkeys(tables))}, again"

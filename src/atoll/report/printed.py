@@ -1,4 +1,4 @@
-"""A paper's printed numbers beside ours: the section of `atoll reproduce`."""
+"""The section of `atoll reproduce`: published numbers compared with reproduced numbers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.table import TOLERANCE, ReproducedRow, Reproduction
 
 COLOURS = {"reproduced": "c2", "above": "c0", "below": "c1", "shortened": "c6"}
-"""Of a verdict; anything else is a failure."""
+"""Colours of the verdicts. Any other verdict is a failure."""
 COUNTED = "ratio_improved"
-LANES = (0.78, 0.48, 0.18)  # heights of the print, ours and ours under `strict` in a strip
+LANES = (0.78, 0.48, 0.18)  # heights of the published value, ours and `strict` in a strip
 PRINTED, OURS, OURS_STRICT = (plot.SOFT, "ring"), ("c0", "dot"), ("c3", "box")
 """Colour and shape of the marks in a strip."""
 
 
 def printed(found: Collection) -> str:
-    """Every table again, number by number."""
+    """Show every reproduced table, number by number."""
     return "".join(_table(one) for one in found.reproductions)
 
 
@@ -46,18 +46,18 @@ def _table(found: Reproduction) -> str:
 
 
 def _reproduced(found: Reproduction) -> list[ReproducedRow]:
-    """The rows that ran or failed."""
+    """Return the rows that ran or failed."""
     return [row for row in found.rows if row.ours or row.errors]
 
 
 def _about(found: Reproduction) -> str:
-    """The paper, and how our numbers were made."""
+    """Describe the paper, and how our numbers were computed."""
     words = text.how(found, text.with_runs(found))
     return f"{found.paper.recipe.title}. {words[0].upper()}{words[1:]}."
 
 
 def where(found: Reproduction, row: ReproducedRow) -> str:
-    """The data and clients of a row, and what is measured where a table has several metrics."""
+    """Describe the data and clients of a row, and its metric if the table has several."""
     one = row.printed
     words = [one.dataset, f"{one.clients} clients"]
     if len({other.printed.setting for other in found.rows}) > 1:
@@ -68,7 +68,7 @@ def where(found: Reproduction, row: ReproducedRow) -> str:
 
 
 def _group(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
-    """The methods on the same clients: marks on one scale, and the numbers."""
+    """Show the methods on the same clients: marks on one scale, and the numbers."""
     values = [(row.printed.value, row.printed.std) for row in rows]
     values += [(own.mean, own.std) for row in rows for own in row.ours.values()]
     values += [(row.printed.value, row.tolerance) for row in rows]
@@ -106,7 +106,7 @@ def _number(value: float, std: float | None, metric: str) -> Cell:
 
 
 def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
-    """The print as a ring with its tolerance as a shade, ours as a dot, strict as a square."""
+    """Draw the published value as a ring in its tolerance, ours as a dot, strict as a square."""
     one = row.printed
     near, far = one.value - row.tolerance, one.value + row.tolerance
     marks: list[plot.Mark] = [plot.Rule(near, upright=True, to=far, colour=plot.SHADE)]
@@ -124,19 +124,19 @@ def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
 
 
 def _chart(found: Reproduction, every: Sequence[ReproducedRow]) -> str:
-    """All percentages at once: ours against the print."""
+    """Show all percentages in one chart: ours against the published values."""
     percents = [row for row in every if row.printed.metric not in (COUNTED, "min_gain")]
     rows = [row for row in percents if found.rules[0] in row.ours]
     chart = chart_html(against_print(found, rows), height=320) if len(rows) > 1 else ""
     words = {PRINTED: "printed", OURS: f"ours, protocol {found.rules[0]}"}
     words |= {OURS_STRICT: f"ours, {STRICT}"} if STRICT in found.rules else {}
     key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
-    key += notes(["Bars: one standard deviation, where there is one."])
+    key += notes(["Bars show one standard deviation if it is known."])
     return f'<div class="charts">{chart}</div>{key}' if chart else key
 
 
 def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
-    """A dot for each number: ours over the printed one, coloured by the verdict."""
+    """Make a dot for each number: ours against the published value, coloured by the verdict."""
     pairs = [(row.printed.value, row.ours[found.rules[0]].mean) for row in rows]
     values = [v for pair in pairs for v in pair]
     room = max(0.05 * (max(values) - min(values)), TOLERANCE)
@@ -161,15 +161,15 @@ def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in COLOURS if word in verdicts)
     gaps = np.array([b - a for a, b in pairs])
     alt = (
-        f"Dots of {len(rows)} numbers, ours against the print: {counts}; ours lie from "
-        f"{gaps.min():+.1f} to {gaps.max():+.1f} points off, in the mean {gaps.mean():+.1f}."
+        f"Dots of {len(rows)} numbers, ours against the published values: {counts}; ours differ by "
+        f"{gaps.min():+.1f} to {gaps.max():+.1f} points, on average {gaps.mean():+.1f}."
     )
-    title = f"Ours against the print; on the line: equal, shade: within {TOLERANCE} points"
+    title = f"Ours against the published values; line: equal, shade: within {TOLERANCE} points"
     return Chart(title, x, y, tuple(marks), legend="above", grid=True, square=True, alt=alt)
 
 
 def printed_tables(found: Reproduction) -> list[ResultTable]:
-    """The same as plain tables, for a paper, a README or a program."""
+    """Make the same tables in plain form, for a paper, a README or a program."""
     tables = []
     extra = (STRICT, f"{STRICT} difference") if STRICT in found.rules else ()
     columns = ("printed", "ours", "difference", "verdict", *extra)
@@ -190,7 +190,7 @@ def printed_tables(found: Reproduction) -> list[ResultTable]:
 
 
 def _numbers(found: Reproduction, row: ReproducedRow, scale: float) -> dict[str, Number]:
-    """One line of a plain table, by column."""
+    """Return one line of a plain table, by column."""
 
     def number(mean: float, std: float | None = None, values: Sequence[float] = ()) -> Number:
         spread = None if std is None else std / scale

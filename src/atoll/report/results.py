@@ -1,4 +1,4 @@
-"""The runs and their results: overview, tables, curves, clients."""
+"""The runs and their results: overview, tables, curves and clients."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ from atoll.present.tables import Cell, Column, ResultTable, html, make_table, nu
 from atoll.present.terminal import alert_line
 from atoll.report.collect import Collection, ReportedRun, main_table
 
-MAX_LINES = 16  # lines that one chart can hold
+MAX_LINES = 16  # maximum number of lines in one chart
 MAX_CLASSES = 10  # classes whose confusion matrix fits on a page
-MAX_DOTS = 200  # clients that are drawn one by one
+MAX_DOTS = 200  # maximum number of clients with their own dot
 
 
 ANEW = (
-    "Where every seed divides the data anew, client 3 of one seed is not client 3 of another; the "
-    "spread still shows how unequal clients fare."
+    "If every seed partitions the data again, client 3 of one seed is not client 3 of another; the "
+    "spread still shows how much the scores of clients differ."
 )
 
 
 def by_federation(found: Collection, write: Callable[[list[ReportedRun]], str]) -> str:
-    """A part for the runs of each federation below its name; empty parts are left out."""
+    """Write a part for the runs of each federation below its name, and skip empty parts."""
     parts = [(column, write(found.group(column))) for column in found.columns]
     return "".join(f"<h3>{escape(column)}</h3>{part}" for column, part in parts if part)
 
 
 def name_cell(one: ReportedRun) -> Cell:
-    """A run's name with its colour beside it."""
+    """Return a run's name with its colour."""
     chip = f'<span class="chip {colour_of(one.style)}"></span>'
     return Cell(one.row, html=chip + escape(one.row))
 
 
 def csv_link(tables: Sequence[ResultTable], name: str) -> str:
-    """A link that saves tables as a file; the page itself holds them."""
+    """Return a link that saves tables as a file. The page itself contains the data."""
     link = "data:text/csv;charset=utf-8," + quote(result_csv(tables))
     return f'<p><a download="{name}" href="{link}">This table as CSV</a></p>'
 
 
 def strip_axis(values: Sequence[float] | np.ndarray, share: float) -> Axis:
-    """The common axis of a column of strips, with some room beside the values."""
+    """Return the common axis of a column of strips, with a margin."""
     low, high = float(min(values)), float(max(values))
     room = max(share * (high - low), 0.5)
     return plain_axis("", low - room, high + room)
 
 
 def notes(lines: Iterable[str]) -> str:
-    """Remarks, a paragraph each."""
+    """Render notes, one paragraph each."""
     return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
 
 
 def code(text: str) -> str:
-    """Commands or settings, unchanged."""
+    """Render commands or settings verbatim."""
     return f"<pre tabindex=0><code>{escape(text)}</code></pre>"
 
 
 def overview(found: Collection) -> str:
-    """One line for each federation: how it was made and how it was trained."""
+    """Make one row per federation: its partition and its training."""
     if not found.shown:
-        return "<p>No run has been tested yet: there are only trials.</p>"
+        return "<p>No run has been tested yet, only trials exist.</p>"
     rows = []
     for column in found.columns:
         group = found.group(column)
@@ -80,7 +80,7 @@ def overview(found: Collection) -> str:
 
 
 def results(found: Collection) -> str:
-    """The table, and for each federation every method with its spread."""
+    """Show the main table, and for each federation the seeds of every method."""
     table = main_table(found)
     # The best numbers are bold, and the names have the colours of the runs.
     names, plain = {one.row: name_cell(one) for one in found.shown}, table.table()
@@ -92,17 +92,17 @@ def results(found: Collection) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         verdicts += f"<dt>{escape(name)}</dt><dd><ul>{items}</ul></dd>"
     if verdicts:
-        verdicts = f'<h3>What the tests say</h3><dl class="said">{verdicts}</dl>'
+        verdicts = f'<h3>Significance tests</h3><dl class="said">{verdicts}</dl>'
     return page + csv_link([table], "results.csv") + verdicts + details
 
 
 def _details(group: Sequence[ReportedRun]) -> str:
-    """Which model of each method is scored, its score before the server's part, and each class."""
+    """Show the evaluated model, the score of the local model and the classes of each method."""
     rows, name = [], label_of(group[0].metric)
     for one in group:
         names = (f"local_test_{one.metric}", "best_round")
         after, best = (number_of(one.run.summary["metrics"], key) for key in names)
-        first = replace(best, mean=best.mean + 1)  # charts count rounds from one
+        first = replace(best, mean=best.mean + 1)  # charts count rounds from 1
         rows.append([name_cell(one), one.run.result.scored, after.cell(), first.cell(1.0, 0)])
     heads = ["method", "scored model", f"{name} of the local model, in percent", "selected round"]
     table = make_table(heads, rows, left=2, title="Models and rounds")
@@ -111,7 +111,7 @@ def _details(group: Sequence[ReportedRun]) -> str:
 
 
 def _classes(group: Sequence[ReportedRun]) -> str:
-    """Each class with the method of the highest mean: its scores, and how it is predicted."""
+    """Show scores and predictions of each class for the method with the highest mean."""
     best = best_of(group)
     result = best.run.result
     if (counts := result.confusion()) is None or len(counts) > MAX_CLASSES:
@@ -123,23 +123,23 @@ def _classes(group: Sequence[ReportedRun]) -> str:
         shown = ["–" if np.isnan(score) else f"{score:.1f}" for score in scores]
         rows.append([name, f"{sum(own):,}", *shown, *(f"{count:,}" for count in own)])
     heads = ["class", "tested", "precision", "recall", "F1", *(f"as {name}" for name in names)]
-    title = f"Classes with {best.row}: scores in percent, and how often each is predicted as which"
+    title = f"Classes with {best.row}: scores in percent, and number of predictions of each class"
     return html(make_table(heads, rows, title=title), label=f"{best.column}: classes")
 
 
 def best_of(group: Sequence[ReportedRun]) -> ReportedRun:
-    """The run with the highest mean; one on pooled data only if there are no others."""
+    """Return the run with the highest mean. Pooled data count only if all runs pool them."""
     fair = [one for one in group if one.run.result.scored != POOLED] or group
     return max(fair, key=lambda one: np.mean(percents(one, f"test_{one.metric}") or [-1.0]))
 
 
 def percents(one: ReportedRun, name: str) -> list[float]:
-    """A metric of each seed."""
+    """Return the values of a metric for each seed, in percent."""
     return [100 * v for v in one.run.summary["metrics"].get(name, {}).get("per_seed", [])]
 
 
 def convergence(found: Collection) -> str:
-    """A chart for each federation: the mean over clients after each round."""
+    """Show a chart for each federation: the mean over clients after each round."""
     figures, points = [], points_for(len(found.columns))
     for column in found.columns:
         group = found.group(column)
@@ -155,24 +155,24 @@ def convergence(found: Collection) -> str:
     if len(found.shown) > 1:
         text = (
             f"{over.capitalize()}: the scored model on test nodes (or graphs) after each round"
-            f"{seeds}. The first climb may be cut off below. "
-            "No training and no choice of a round uses these numbers."
-            + (f" Of many runs the {MAX_LINES} best are drawn." if crowded else "")
+            f"{seeds}. The vertical axis may cut off the first rounds. "
+            "Neither training nor the selection of a round uses these numbers."
+            + (f" The chart shows the {MAX_LINES} best of many runs." if crowded else "")
         )
     return f'<p>{text}</p><div class="charts">{"".join(figures)}</div>'
 
 
 def line_chart(title: str, lines: Sequence[Line], x_name: str, y_name: str, points: int) -> str:
-    """Lines in percent with bands, a label at each end, and their numbers, folded."""
+    """Make a chart of lines in percent with bands, a label at each end, and a collapsed table."""
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
-        return svg.figure(title, "<p>No such number was measured.</p>")
+        return svg.figure(title, "<p>This number was not measured.</p>")
     right = max(float(line.x[-1]) for line in lines) or 1.0
     left = min(float(line.x[0]) for line in lines)
     left = 0.0 if left < 0.05 * right else left
     ends = ", ".join(f"{line.name} {svg.last_value(line):.1f}%" for line in lines)
     alt = f"Line chart: {title}. At the end: {ends}."
-    # The climb of the first tenth of the rounds may be cut off.
+    # The axis may cut off the first tenth of the rounds.
     lows, highs = ([np.asarray(getattr(line, edge)) for line in lines] for edge in ("low", "high"))
     low = float(np.nanmin(np.concatenate([edge[len(edge) // 10 :] for edge in lows])))
     high = max(float(np.nanmax(edge)) for edge in highs)
@@ -184,12 +184,12 @@ def line_chart(title: str, lines: Sequence[Line], x_name: str, y_name: str, poin
 
 
 def points_for(count: int) -> int:
-    """Points of each line: fewer where a page has many charts, so that it stays small."""
+    """Return the number of points per line, which is smaller on a page with many charts."""
     return int(np.clip(svg.MAX_POINTS * 12 // count, 30, svg.MAX_POINTS))
 
 
 def best_lines(group: Sequence[ReportedRun]) -> list[Line]:
-    """The runs' lines; of very many those of the best by the reported number."""
+    """Return the runs' lines, or only those with the best reported numbers if they are too many."""
     if len(group) > MAX_LINES:
         means = [(percents(one, f"test_{one.metric}") or [-1.0]) for one in group]
         order = np.argsort([-float(np.mean(seeds)) for seeds in means], kind="stable")
@@ -200,7 +200,7 @@ def best_lines(group: Sequence[ReportedRun]) -> list[Line]:
 def seed_line(
     one: ReportedRun, name: str = "", scored: str = "", role: str = "test", style: int | None = None
 ) -> Line:
-    """A run's line with its band of seeds."""
+    """Make a run's line with its band over seeds."""
     seeds = 100 * one.run.result.curve(one.metric, role, scored or None)
     style = one.style if style is None else style
     rounds, band = np.arange(1, seeds.shape[1] + 1), (seeds.min(0), seeds.max(0))
@@ -209,7 +209,7 @@ def seed_line(
 
 
 def _one_run_lines(one: ReportedRun) -> list[Line]:
-    """For a page of one run: the scored model on three parts of the data, and the other model."""
+    """Return the lines of a single run: the evaluated model by split, and the other model."""
     scored = one.config.evaluate or "deployed"
     roles = (("test", "test"), ("validation", "val"), ("training", "train"))
     other = ("local model", "local") if scored == "deployed" else ("deployed", "deployed")
@@ -220,21 +220,21 @@ def _one_run_lines(one: ReportedRun) -> list[Line]:
 
 
 def alone_in(group: Sequence[ReportedRun]) -> ReportedRun | None:
-    """The run of clients that train alone, on the network of the others."""
+    """Return the run of local training with the same network, if it exists."""
     local = [one for one in group if one.config.method == "local"]
     return next((one for one in local if one.config.set.get("net") != "mlp"), None)
 
 
 def by_client(one: ReportedRun) -> np.ndarray:
-    """Each client's score in percent, mean over the seeds that have one."""
+    """Return each client's score in percent, as a mean over the seeds that have a score."""
     seeds = np.ma.masked_invalid(100 * one.run.result.of_clients(one.metric))
     return np.asarray(seeds.mean(0).filled(np.nan))
 
 
 def clients(found: Collection) -> str:
-    """How the clients fare with each method."""
+    """Show the clients' scores with each method."""
     parts = by_federation(found, _clients)
-    dots = "Each dot is a client: its score at the round that the protocol picks, mean over seeds."
+    dots = "Each dot is a client: its score at the selected round, as a mean over seeds."
     return f"<p>{dots} {ANEW}</p>{parts}" if parts else ""
 
 
@@ -269,7 +269,7 @@ def _clients(group: Sequence[ReportedRun]) -> str:
 
 
 def clients_strip(values: np.ndarray, axis: Axis, style: int, names: Sequence[str]) -> str:
-    """Clients as dots, or of very many the middle nine tenths; quartiles and the median."""
+    """Draw clients as dots, or the central 90 % if they are many, with quartiles and median."""
     known = values[np.isfinite(values)]
     if not known.size:
         return ""

@@ -1,4 +1,4 @@
-"""The executive page: the answer, a chart in the study's own metric, and every client's gain."""
+"""The summary page: the answer, a chart in the metric of the study, and each client's gain."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from atoll.present.terminal import counted
 from atoll.report import results
 from atoll.report.collect import Collection, ReportedRun, main_table
 
-MAX_FEDERATIONS = 6  # federations that are drawn here; of more there is the table
-TECHNICAL = ("With ", "Over ")  # begin sentences on the choice of a test, and on ranks
+MAX_FEDERATIONS = 6  # maximum number of federations with a chart here; the table contains all
+TECHNICAL = ("With ", "Over ")  # first words of sentences about tests and ranks
 
 
 def summary(found: Collection) -> str:
-    """The answer in every metric that all runs have; the study's own comes first."""
+    """Show the answer in every metric that all runs have. The metric of the study comes first."""
     own = {one.metric for one in found.shown}
     views = {label_of(own.pop()) if len(own) == 1 else "each federation's own": found}
     for name in COMPARED if len(found.columns) <= MAX_FEDERATIONS else ():
@@ -50,7 +50,7 @@ def _view(found: Collection) -> str:
 
 
 def _findings(found: Collection) -> list[str]:
-    """Which method is best where, and by how much over training alone."""
+    """State the best method of each federation, and its gain over local training."""
     table, lines = main_table(found), []
     for column, head in zip(found.columns, table.columns, strict=True):
         group = found.group(column)
@@ -74,7 +74,7 @@ def _findings(found: Collection) -> list[str]:
 
 
 def _ranking(group: Sequence[ReportedRun]) -> str:
-    """The chart: every method's seeds on one scale."""
+    """Show the seeds of every method on one scale."""
     key, name = f"test_{group[0].metric}", label_of(group[0].metric)
     seeds = {one: results.percents(one, key) for one in group if results.percents(one, key)}
     if not seeds:
@@ -89,7 +89,7 @@ def _ranking(group: Sequence[ReportedRun]) -> str:
 
 
 def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
-    """Seeds as dots, mean and standard deviation as a line with a mark."""
+    """Draw seeds as dots, and mean and standard deviation as a line with a mark."""
     colour, mean = colour_of(style), float(np.mean(values))
     marks: list[Mark] = [Dots([mean], [0.5], colour, size=10)]
     if len(values) > 1:
@@ -101,7 +101,7 @@ def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
 
 
 def _gains(group: Sequence[ReportedRun]) -> str:
-    """Every client with the best method, and its gain over training alone; the worst is marked."""
+    """Show each client's score with the best method and its gain over local training."""
     metric, alone = group[0].metric, results.alone_in(group)
     best = results.best_of([one for one in group if one is not alone] or group)
     own, result = results.by_client(best), best.run.result
@@ -125,11 +125,11 @@ def _gains(group: Sequence[ReportedRun]) -> str:
 
 
 def _gaps(found: Collection) -> str:
-    """Runs that are asked for and not on the page."""
+    """List the requested runs that are missing on the page."""
     lines = ""
     for gap in found.missing:
         why = f" ({escape(gap.why)})" if gap.why != gap.kind else ""
         lines += f"<li><b>{escape(gap.name)}</b>: {escape(gap.kind)}{why}</li>"
     total = counted(len(found.missing) + len(found.shown), "run")
-    head = f"<h3>Not here: {len(found.missing)} of {total}</h3>"
+    head = f"<h3>Missing: {len(found.missing)} of {total}</h3>"
     return f'<div class="alert" role="note">{head}<ul>{lines}</ul></div>' if lines else ""

@@ -1,4 +1,4 @@
-"""Traffic: what crossed the wire, what each method declares to send and to keep, and the cost."""
+"""Transmitted data: measured traffic, the declarations of each method, and the cost."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from atoll.report.maps import stacked
 from atoll.report.results import by_federation, name_cell
 
 BASELINES = {
-    NOT_FEDERATED: "Not federated: each client fitted a model to its own data. Nothing crossed.",
-    POOLED: "Not federated: all data were pooled in one place. No client kept anything.",
+    NOT_FEDERATED: "Not federated: each client fitted a model to its own data. No data were sent.",
+    POOLED: "Not federated: all data were pooled in one place. No data stayed private.",
 }
 DIRECTIONS = (("down", BLUE, 1.0), ("up", BLUE, 0.5))
 """Name, colour and opacity of the two parts of a bar."""
 
 
 def crossed(found: Collection) -> str:
-    """What crossed the wire, counted, and what each method says it sends and keeps."""
+    """Show the measured traffic, and the data that each method declares to send and keep."""
     text = (
-        "Counted by the ledger, message by message. Scoring is kept apart: it is how this page got "
-        "its numbers, not part of a method."
+        "The ledger counts every message. The traffic of evaluation is shown separately, because "
+        "it is not part of a method."
     )
     return f"<p>{text}</p>{by_federation(found, _crossed)}{_stayed(found)}"
 
@@ -51,12 +51,12 @@ def _crossed(group: Sequence[ReportedRun]) -> str:
     bars = Column("MB in a round", "left", below=swatches(stacked([0.0, 0.0], DIRECTIONS)))
     step = Column("step", "left")
     heads: list[str | Column] = ["method", bars, step, "messages", "MB down", "MB up", "each round"]
-    title = "In a round, all clients together, mean over rounds and seeds"
+    title = "Per round, all clients together, mean over rounds and seeds"
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: traffic")
 
 
 def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[list[Cell | str]]:
-    """A row for each step of a method; the first has the bar and the course over the rounds."""
+    """Make a row for each step of a method. The first row contains the bar and the history."""
     rounds = max(1, (one.config.rounds or 1) * len(one.run.result.seeds))
     steps: dict[str, np.ndarray] = {}
     for seed in one.run.result.seeds:
@@ -74,7 +74,7 @@ def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[li
     rows: list[list[Cell | str]] = []
     for step, (messages, down, up) in sorted(steps.items(), key=lambda item: item[0] == SCORE):
         name, bars, course = rest if rows else first
-        apart = '<span class="quiet">score (apart)</span>' if step == SCORE else ""
+        apart = '<span class="quiet">evaluation (separate)</span>' if step == SCORE else ""
         each_way = down / rounds, up / rounds
         sizes = [f"{n:,.0f} B" if 0 < n < 5000 else f"{n / 1e6:,.2f}" for n in each_way]
         count, cell = f"{messages / rounds:,.0f}", Cell(step, html=apart)
@@ -83,29 +83,29 @@ def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[li
 
 
 def _stayed(found: Collection) -> str:
-    """The methods' declarations: what each sends, keeps and discloses."""
+    """Show the declarations of the methods: sent, private and disclosed data."""
     cards: dict[str, str] = {}
     for one in found.shown:
         if one.config.method not in cards:
             counted = one.run.result.federation
-            # A set of graphs counts its nodes, too; a federation made in Python counts nothing.
+            # A set of graphs also counts its nodes. A federation made in Python has no counts.
             tasks = [task for task in TASKS.values() if task.plural in counted] or [NODES]
             alone = BASELINES.get(one.run.result.scored)
             cards[one.config.method] = _card(one, alone or declared(one.config, tasks[-1].name))
     rule = (
-        "<h3>What never crossed</h3><p>Unless a method declares otherwise below, <b>features, "
+        "<h3>Data that stay private</h3><p>Unless a method declares otherwise below, <b>features, "
         "edges and labels of single nodes stay with their client</b>, and so does the private "
-        "state. A reply is a record of tensors; one with a row for each node or edge is refused by "
-        "the wire engine and by real sites unless the method declares it with its reason, and the "
-        "contract tests hold every "
-        f"method to that on every engine. Scoring does send numbers, for training, validation and "
+        "state. A reply is a record of tensors. The wire engine and real sites reject a reply with "
+        "a row for each node or edge, unless the method declares it with its reason. The contract "
+        "tests check this for every method on every engine. "
+        f"Evaluation does send numbers, for training, validation and "
         f"test nodes: {_scoring(found)}.</p>"
     )
     return f'{rule}<div class="cards">{"".join(cards.values())}</div>'
 
 
 def _scoring(found: Collection) -> str:
-    """What scoring sends in these runs, in words."""
+    """Describe the data that evaluation sends in these runs."""
     seeds = [seed.history for one in found.shown for seed in one.run.result.seeds]
     shows = {"confusion": "how many nodes of each class a client has", "bins": ONE_IN_A_BIN}
     sent = {k: v for k, v in SENT.items() if k != "bins" or any(h.bins_known for h in seeds)}
@@ -116,7 +116,7 @@ def _card(one: ReportedRun, words: Declared | str) -> str:
     head = f"<h4>{escape(one.config.method)}</h4>"
     if isinstance(words, str):
         return f'<article class="card">{head}<p>{escape(words)}</p></article>'
-    names = ("Crosses, per client and round", "Stays", "Amount")
+    names = ("Sent, per client and round", "Private", "Amount")
     rows = zip(names, (words.wire, words.private, words.floats), strict=True)
     body = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
     discloses = (map(escape, reply) for reply in words.discloses)
@@ -131,27 +131,27 @@ def _card(one: ReportedRun, words: Declared | str) -> str:
 
 @dataclass(frozen=True)
 class Declared:
-    """The paragraphs of a method's docstring, and what its steps disclose."""
+    """The paragraphs of a method's docstring, and the declared disclosures of its steps."""
 
     about: str  # its first line
-    wire: str  # what crosses, per client and round
-    private: str  # what stays at the client
-    floats: str  # how much crosses
+    wire: str  # sent data, per client and round
+    private: str  # data that stay at the client
+    floats: str  # amount of sent data
     discloses: tuple[tuple[str, str, str], ...]  # step, field, reason of replies by node or edge
 
 
 def declared(config: RunConfig, task: str) -> Declared | str:
-    """The declarations of a run's method, or a sentence on why there are none."""
+    """Return the declarations of a run's method, or a sentence on why they are missing."""
     if "method" in config.objects:
-        return "The method was a Python object, which the folder does not hold."
+        return "The method was a Python object, which the folder does not contain."
     try:
         method = build_method(config, features=1, classes=2, task=task)
     except AtollError as error:
-        return f"The method cannot be asked any more: {error}."
+        return f"The method is not available any more: {error}."
     words = module_doc(type(method))
     wire, private = paragraph(words, "Wire,"), paragraph(words, "Private state:")
     for name, owner in list(owners_of(method).items())[1:]:
-        # A plug on another method: what that one sends is sent, too.
+        # A method that wraps another method also sends the data of that method.
         base = module_doc(type(owner))
         label = f"{type(owner).__name__} ({name.rpartition('.')[2]})"
         wire += f" {label}: {paragraph(base, 'Wire,')}"
@@ -163,14 +163,14 @@ def declared(config: RunConfig, task: str) -> Declared | str:
 
 
 def cost(found: Collection) -> str:
-    """Seconds and megabytes, and what a megabyte bought."""
+    """Show seconds and megabytes, and the score as a function of traffic."""
     tables = by_federation(found, _cost_table)
     points = results.points_for(len(found.columns))
     charts = "".join(_cost_chart(found.group(column), points) for column in found.columns)
     text = (
-        "Seconds of a round are the median, with scoring; they depend on the machine and on what "
-        "else ran there. Megabytes are training traffic of all clients, up and down, without "
-        "scoring; they do not."
+        "Seconds per round are the median, with evaluation; they depend on the machine and its "
+        "load. Megabytes are the training traffic of all clients, up and down, without evaluation; "
+        "they do not depend on the machine."
     )
     return f'<p>{text}</p>{tables}<div class="charts">{charts}</div>'
 
@@ -185,12 +185,12 @@ def _cost_table(group: Sequence[ReportedRun]) -> str:
         ran = f"{summary['engine']} on {summary['device']}"
         rows.append([name_cell(one), *times, *sizes, ran])
     heads = "method", "s / round", "s training", "s set-up", "MB / round", "MB in all", "ran"
-    table = make_table(heads, rows, title="All seeds together; a round of one seed")
+    table = make_table(heads, rows, title="All seeds together; rounds of one seed")
     return html(table, label=f"{group[0].column}: cost")
 
 
 def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
-    """Scores against traffic; where all send alike, the chart would repeat that of the rounds."""
+    """Plot scores against traffic, unless all methods send the same amount in each round."""
     lines, speeds = list[Line](), list[float]()
     for one in group:
         each = traffic_by_round(one.run.result).sum(0) / 1e6
@@ -199,6 +199,6 @@ def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
             lines.append(replace(results.seed_line(one), x=each.cumsum()))
     if len(lines) < 2 or max(speeds) <= 1.1 * min(speeds):
         return ""
-    title, name = f"{group[0].column}: what traffic buys", label_of(group[0].metric)
-    x_name = "MB moved so far, one seed"
+    title, name = f"{group[0].column}: score and traffic", label_of(group[0].metric)
+    x_name = "MB sent so far, one seed"
     return results.line_chart(title, lines[: results.MAX_LINES], x_name, f"test {name}", points)

@@ -1,4 +1,4 @@
-"""The trials of a tuning and the best of them: the section of `atoll tune`."""
+"""The section of `atoll tune`: the trials and the best of them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from atoll.report.collect import Collection
 from atoll.report.results import code, notes
 from atoll.studies.tune.result import Trial, Tried
 
-SHOWN = 10  # best trials that the table lists
+SHOWN = 10  # number of best trials in the table
 COMPLETE, BEST, ENDED = ("c0", "dot"), ("c1", "dot"), ("soft", "cross")
 """Colour and shape of a trial."""
 
 
 def tuning(found: Collection) -> str:
-    """Each method's trials: what was best, how it was found, and what made the difference."""
+    """Show each method's trials, its best settings, and the effect of each hyper-parameter."""
     if not found.tried:
         return ""
     text = (
-        "Validation scores; trials have no test data. The best of many flatters: the number to "
-        "report is that of the final test, with fresh seeds, in the table of results."
+        "These are validation scores, because trials have no test data. The best of many trials is "
+        "optimistic: report the score of the final test, with new seeds, in the table of results."
     )
     return f"<p>{text}</p>" + "".join(_method(found, one) for one in found.tried)
 
 
 def states(tried: Tried) -> str:
-    """`12 trials: 7 complete, 5 pruned`."""
+    """Format the states of the trials: `12 trials: 7 complete, 5 pruned`."""
     kinds = [f"{tried.count(s)} {s}" for s in ("complete", "pruned", "failed") if tried.count(s)]
     left = tried.budget - len(tried.trials)
     kinds += [f"{left} left"] if left else []
@@ -44,15 +44,15 @@ def states(tried: Tried) -> str:
 def _method(found: Collection, tried: Tried) -> str:
     head = f"<h3>{escape(tried.method)}</h3><p>{escape(states(tried))}.</p>"
     if (best := tried.best) is None:
-        return f"{head}<p>No trial has come to its end yet.</p>"
-    # A score far below the middle lies on the lower edge of the common axis.
+        return f"{head}<p>No trial is complete yet.</p>"
+    # A score far below the median is drawn at the lower edge of the common axis.
     values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
     quarter, top = float(np.quantile([_reached(t) for t in tried.complete], 0.25)), max(values)
     low = max(min(values), quarter - max(top - quarter, 1.0))
     y = numbers_axis(f"validation {label_of(best.metric)}, %", [low, top])
     words = {COMPLETE: "complete", BEST: "best"}
     if len(tried.trials) > len(tried.complete):
-        words[ENDED] = "pruned, failed: the best it had reached"
+        words[ENDED] = "pruned or failed: the best score before the end"
     key = key_html(Dots((), (), colour, name, shape) for (colour, shape), name in words.items())
     done, so_far = tried.complete, _so_far(tried)
     places = thinned(len(done), 8).tolist()
@@ -63,13 +63,13 @@ def _method(found: Collection, tried: Tried) -> str:
     history = chart_html(history_chart(tried, y), numbers=numbers)
     panels = [history, *(chart_html(chart) for chart in parameter_charts(tried, y))]
     cut = any(_reached(t) < (y.low or 0) for t in tried.trials if t.curve)
-    note = notes(["Marks on the lower edge lie below it."] if cut else [])
+    note = notes(["Marks on the lower edge have lower scores."] if cut else [])
     charts = f'<div class="charts small">{"".join(panels)}</div>'
     return f"{head}{_best(found, tried)}{_best_trials(tried)}{key}{charts}{note}"
 
 
 def _best(found: Collection, tried: Tried) -> str:
-    """The chosen settings, and their score in the final test."""
+    """Show the selected settings, and their score in the final test."""
     best = tried.best
     assert best is not None
     words = " ".join(f"--set {key}={value}" for key, value in best.settings.items())
@@ -79,7 +79,7 @@ def _best(found: Collection, tried: Tried) -> str:
     for one in [one for one in of if one.labels.get("role") == "test"][:1]:
         number = number_of(one.run.summary["metrics"], f"test_{one.metric}")
         spread = f" ± {100 * number.std:.1f}" if number.std is not None else ""
-        seeds = counted(len(number.values), "fresh seed")
+        seeds = counted(len(number.values), "new seed")
         text += f"; on test data <b>{100 * number.mean:.1f}</b>{spread}, {seeds}"
     return f"<p>{text}.</p>{code(words)}"
 
@@ -102,12 +102,12 @@ def _keys(tried: Tried) -> list[str]:
 
 
 def _reached(trial: Trial) -> float:
-    """The score of a trial, or the best that an ended one had reached, in percent."""
+    """Return the score of a trial, or the best score of a stopped trial, in percent."""
     return 100 * (trial.value if trial.value is not None else max(trial.curve, default=0.0))
 
 
 def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list[Mark]:
-    """A mark for each trial, the best on top."""
+    """Make a mark for each trial, with the best on top."""
     best = tried.best
     dots: list[Mark] = []
     for trial in sorted(tried.trials, key=lambda t: (t is best, t.value is not None, t.number)):
@@ -122,12 +122,12 @@ def _marks(tried: Tried, place: dict[int, float], words: dict[int, str]) -> list
 
 
 def _so_far(tried: Tried) -> np.ndarray:
-    """The best score in percent after each complete trial."""
+    """Return the best score in percent after each complete trial."""
     return np.maximum.accumulate([100 * (trial.value or 0) for trial in tried.complete])
 
 
 def history_chart(tried: Tried, y: Axis) -> Chart:
-    """Every trial, and the best so far."""
+    """Plot every trial, and the best score so far."""
     so_far, best = _so_far(tried), tried.best
     assert best is not None
     last = max(trial.number for trial in tried.trials)
@@ -144,7 +144,7 @@ def history_chart(tried: Tried, y: Axis) -> Chart:
 
 
 def parameter_charts(tried: Tried, y: Axis) -> list[Chart]:
-    """For each hyper-parameter that varied: its values against the scores."""
+    """Plot the scores against the values of each hyper-parameter that varied."""
     charts, best = [], tried.best
     assert best is not None
     for key in _keys(tried):
@@ -164,7 +164,7 @@ def parameter_charts(tried: Tried, y: Axis) -> list[Chart]:
 
 
 def _axis_of(key: str, values: dict[int, Value]) -> tuple[Axis, dict[int, float]]:
-    """Numbers on a scale; words, and a few numbers that come again and again, side by side."""
+    """Return an axis of numbers, or of labels for text and for a few repeated numbers."""
     known = list(values.values())
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
     different = set(known)
@@ -177,7 +177,7 @@ def _axis_of(key: str, values: dict[int, Value]) -> tuple[Axis, dict[int, float]
 
 
 def tuned_tables(found: Sequence[Tried]) -> list[ResultTable]:
-    """The best validation score of each method, for a paper, a README or a program."""
+    """Make a table of the best validation score of each method."""
     if not any(tried.best for tried in found):
         return []
     cells: dict[tuple[str, str], Number] = {}
@@ -188,7 +188,7 @@ def tuned_tables(found: Sequence[Tried]) -> list[ResultTable]:
             cells[tried.method, "settings"] = Number(why=settings)
         cells[tried.method, "trials"] = Number(why=states(tried))
     title = "Tuning: the best validation score, in percent"
-    caption = "Validation scores of single trials; the best of many flatters."
+    caption = "Validation scores of single trials; the best of many trials is optimistic."
     rows, columns = tuple(t.method for t in found), ("best validation", "settings", "trials")
     metric = "best_validation"
     return [ResultTable(title, rows, columns, cells, caption, metric=metric, higher=None)]

@@ -1,1 +1,1 @@
-"""Many runs: comparisons, searches and reproduced tables."""
+"""Studies of many runs: comparisons, searches and reproduced tables."""

@@ -1,10 +1,11 @@
-"""`atoll advise`: which method suits a federation, by a short race on validation nodes.
+"""`atoll advise`: recommend a method for a federation after short runs on validation nodes.
 
-No test node is read: clients race without test roles and test labels. The validation nodes of every
-client are cut into two halves. In the race a run picks its round on the first half, and its score
-is that of the second; the best mean over the race's seeds wins. Then the winner and the references
-run on fresh seeds with the halves exchanged. Only these runs estimate the gains, on nodes that gave
-no score in the race. All gains are reported whatever they are, so that no choice flatters them.
+The runs do not read test nodes: clients have no test roles and no test labels. We split each
+client's validation nodes into two halves. In the race, the short runs of all candidates, the first
+half selects the round, and the second half gives the score. The best mean over the seeds of the
+race wins. Then the winner and the references run on new seeds with the halves exchanged. Only these
+runs estimate the gains, on nodes that gave no score in the race. `advise` reports all gains, so
+that no selection makes them optimistic.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from atoll.studies.study_run import Json, StudyObserver, StudyRun
 from atoll.studies.tune.result import safe_name
 
 CANDIDATES = ("local", "fedavg", "fedprox", "fedpub", "fedsage", "reef")
-"""The methods that race unless the user names others."""
-REFERENCES = ("local", "fedavg")  # training alone and plain federation, which always race
+"""The default candidates."""
+REFERENCES = ("local", "fedavg")  # local training and plain federation, which always take part
 MINUTES = 3.0
-PROBE = 3  # rounds that measure a candidate's speed
-FEWEST_ROUNDS = 10  # of a race, unless fewer are asked for
-RACE = (1, 2)  # seeds of all candidates, and further seeds of the better half
-FRESH = (3, 5)  # seeds of the estimate: the fewest, and those that the plan counts with
-MOST = 4  # the most by which these seeds are multiplied if there is time
-LARGE = 300_000  # directed edges above which only sizes are measured
-Costs = dict[str, tuple[float, float]]  # seconds of a seed before its rounds, and of a round
+PROBE = 3  # rounds that measure the speed of a candidate
+FEWEST_ROUNDS = 10  # minimum rounds of a race, unless the user wants fewer
+RACE = (1, 2)  # seeds of all candidates, and additional seeds of the better half
+FRESH = (3, 5)  # seeds of the estimate: the minimum, and the number that the plan assumes
+MOST = 4  # maximum factor of these seeds if time remains
+LARGE = 300_000  # with more directed edges, only sizes are measured
+Costs = dict[str, tuple[float, float]]  # seconds of a seed before its rounds, and of one round
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,14 @@ class Advice:
     """The result of `advise`."""
 
     data: str
-    looks: Json  # sizes, and how the clients differ
+    looks: Json  # sizes, and differences between clients
     metric: str
-    race: tuple[Json, ...]  # for each candidate: score, seeds, seconds of a seed, why it left
+    race: tuple[
+        Json, ...
+    ]  # for each candidate: score, seeds, seconds per seed, reason of its exclusion
     winner: str  # of the race
     choice: str  # the recommended method: the winner, or the better reference
-    gains: tuple[PairedTest, ...]  # on fresh seeds: winner over references, fedavg over local
+    gains: tuple[PairedTest, ...]  # on new seeds: winner over references, fedavg over local
     rounds: int  # of every run
     wanted: int  # rounds of the recommended command
     settings: Json  # hyper-parameters of the recommended method
@@ -70,27 +73,27 @@ class Advice:
     notes: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """The recommendation and its reasons, in plain words."""
+        """Return the recommendation and its reasons as sentences."""
         of = {(test.name, test.against): test for test in self.gains}
         rounds = f"{self.rounds} of {self.wanted} rounds"
-        said = [f"Recommended: {self.choice}, after a race of {rounds}."]
+        said = [f"Recommended: {self.choice}, after short runs of {rounds}."]
         for over, meaning in zip(REFERENCES, (" (training alone)", ""), strict=True):
             if (test := of.get((self.choice, over))) is not None:
                 gain = f"Expected gain over {over}{meaning}: {_points(test, self.metric)}"
-                said.append(f"{gain}, from {counted(test.pairs, 'fresh seed')}.")
+                said.append(f"{gain}, from {counted(test.pairs, 'new seed')}.")
         if self.winner not in (*REFERENCES, self.choice):
             thin = _too_few(of[self.winner, self.choice], self.metric)
-            said.append(f"{self.winner} won the race, but {thin}")
+            said.append(f"{self.winner} had the best score in the short runs, but {thin}")
         plain = of["fedavg", "local"]
         if self.choice in REFERENCES and plain.low <= 0 <= plain.high:
             said.append(_too_few(plain, self.metric))
         elif self.choice == "local":
             loss = _points(plain, self.metric)
-            said.append(f"Federating does not help here: fedavg against local has {loss}.")
+            said.append(f"Federation does not help here: fedavg's gain over local is {loss}.")
         return said
 
     def parts(self) -> list[Part]:
-        """What `atoll advise` prints."""
+        """Return the output of `atoll advise`."""
         size = "{clients} clients of {smallest} to {largest} {items}, {classes} classes"
         known = {"homophily": "homophily {:.2f}", "label_divergence": "label divergence {:.2f}"}
         known["edges_lost"] = "{:.1%} of all edges lost between clients"
@@ -114,7 +117,7 @@ def _points(test: PairedTest, metric: str) -> str:
 
 def _too_few(test: PairedTest, metric: str) -> str:
     more = f"; about {test.needed} seeds would show such a difference" if test.needed else ""
-    few = f"{test.pairs} seeds are too few to tell {test.name} from {test.against}"
+    few = f"{test.pairs} seeds are too few to distinguish {test.name} from {test.against}"
     return f"{few}: {_points(test, metric)}{more}."
 
 
@@ -125,11 +128,11 @@ def advise(
     observer: StudyObserver | None = None,
     **options: Any,
 ) -> Advice:
-    """Race some methods on a federation, and recommend one.
+    """Compare candidate methods in short runs on a federation, and recommend one.
 
     Args:
-        candidates: Names, also with settings: `fedprox:mu=0.1`. `REFERENCES` always race.
-        minutes: How long it may take, about.
+        candidates: Names, also with settings: `fedprox:mu=0.1`. `REFERENCES` always take part.
+        minutes: Approximate time budget.
         observer: Is notified of progress.
         **options: Data, division, rounds, seed, metric and device, as in `RunConfig`.
     """
@@ -142,7 +145,7 @@ def advise(
 
 
 class _Race:
-    """A race under way: the candidates' runs, and a row of the table for each."""
+    """A race in progress: the candidates' runs, and a table row for each."""
 
     def __init__(
         self, options: Json, minutes: float, folder: Path, observer: StudyObserver
@@ -158,7 +161,7 @@ class _Race:
         self.rows: dict[str, Json] = {}
 
     def enter(self, candidates: Sequence[str]) -> None:
-        """Check every candidate; one that cannot do the task stays out with the reason."""
+        """Check every candidate, and exclude those that cannot do the task, with the reason."""
         names = [*REFERENCES, *(name for name in candidates if name not in REFERENCES)]
         request = ComparisonRequest(
             methods={label: str(name) for label, name in named_arms(names).items()},
@@ -172,13 +175,13 @@ class _Race:
             if run.method is not None:
                 raise ConfigError(f"'{name}' is a baseline; give a method (see `atoll methods`)")
             if task.name not in method_class(run.config.method).tasks:
-                self.rows[name]["state"] = f"left out: it does not classify {task.plural}"
+                self.rows[name]["state"] = f"excluded: it does not classify {task.plural}"
                 continue
             resolve(run.config)
             self.runs[name] = run
 
     def run(self) -> Advice:
-        """Race, estimate, recommend."""
+        """Run the race, estimate the gains, and recommend a method."""
         costs: Costs = {}
         for name, found in self._play("probe", list(self.runs), PROBE, 0, 1).items():
             costs[name] = found["seconds"]["setup"], found["seconds"]["per_round"]
@@ -193,7 +196,7 @@ class _Race:
         tested = self._play("fresh", finals, rounds, fresh, seeds)
         gains = gains_of(winner, {name: np.array(self._scores(tested[name])) for name in finals})
         choice, later = choose(winner, gains), self.halves[1](self.problem, self.seed + fresh)
-        fixed = "every seed has the same training nodes, so the intervals cover only the chance"
+        fixed = "every seed has the same training nodes, so the intervals cover only the randomness"
         notes = (f"Note: {fixed} of training.",) if _same(self.first, later.federation) else ()
         return Advice(
             data=self.problem.config.data,
@@ -211,7 +214,7 @@ class _Race:
         )
 
     def _winner(self, names: list[str], rounds: int, times: float) -> str:
-        """The best mean score; after the first seeds the worse half leaves."""
+        """Return the method with the best mean score. Drop the worse half after the first seeds."""
         scores: dict[str, list[float]] = {name: [] for name in names}
         start, kept = 0, names
         for stage, seeds in enumerate((round(times * count) for count in RACE), 1):
@@ -229,7 +232,7 @@ class _Race:
     def _play(
         self, stage: str, names: Sequence[str], rounds: int, after: int, seeds: int
     ) -> dict[str, Json]:
-        """The results of methods on some seeds; one that fails leaves the race."""
+        """Return the results of methods on these seeds. Exclude a method that fails."""
         how: Json = {"seed": self.seed + after, "seeds": seeds, "rounds": min(rounds, self.wanted)}
         runs, found = [], {}
         for name in names:
@@ -245,11 +248,11 @@ class _Race:
             elif name in REFERENCES or stage == "fresh":
                 raise one.cause or DataError(one.error)
             else:
-                self.rows[name]["state"] = f"left out: {one.error}"
+                self.rows[name]["state"] = f"excluded: {one.error}"
         return found
 
     def _scores(self, summary: Json) -> list[float]:
-        """The scores of a run on the half that picked nothing, one for each seed."""
+        """Return the score of each seed, on the half that did not select the round."""
         own, metrics = summary["metric"], summary["metrics"]
         self.metric = own if f"test_{own}" in metrics else "accuracy"
         scores: list[float] = metrics[f"test_{self.metric}"]["per_seed"]
@@ -264,16 +267,16 @@ def _seconds(cost: tuple[float, float], rounds: int) -> float:
 
 
 def _same(one: Federation, other: Federation) -> bool:
-    """Whether all clients have the same training nodes."""
+    """Return whether all clients have the same training nodes."""
     pairs = zip(one.graphs, other.graphs, strict=False)
     return len(one) == len(other) and all(torch.equal(a.train, b.train) for a, b in pairs)
 
 
 def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
-    """The clients of a seed, without test nodes; half of the validation nodes are scored instead.
+    """Make the clients of a seed without test nodes. Score half of the validation nodes instead.
 
-    The half of a node depends only on its number: runs with exchanged halves score no node that
-    the others score, in whichever seeds and clients. `swapped` exchanges them.
+    The half of a node depends only on its number. Therefore runs with exchanged halves never score
+    the same node, for all seeds and clients. `swapped` exchanges the halves.
     """
     made = problem.divide(seed)
 
@@ -293,7 +296,7 @@ def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
 
 
 def plan(costs: Costs, wanted: int, left: float, minutes: float) -> tuple[int, float]:
-    """Rounds of every run, at most `wanted`, and by how much the seeds are multiplied."""
+    """Return the rounds of every run, at most `wanted`, and the factor of the seeds."""
     dear = sorted(costs.values(), key=lambda cost: -_seconds(cost, wanted))
     finals = [dear[0], *(costs[name] for name in REFERENCES)]
     seeds = [*dear * RACE[0], *dear[: math.ceil(len(dear) / 2)] * RACE[1], *finals * FRESH[1]]
@@ -308,14 +311,14 @@ def plan(costs: Costs, wanted: int, left: float, minutes: float) -> tuple[int, f
 
 
 def gains_of(winner: str, fresh: Mapping[str, np.ndarray]) -> tuple[PairedTest, ...]:
-    """The winner over the references, and fedavg over local, seed by seed."""
+    """Test the winner against the references, and fedavg against local, seed by seed."""
     pairs = [(winner, over) for over in REFERENCES if winner not in REFERENCES]
     pairs.append(("fedavg", "local"))
     return tuple(against(over, {name: fresh[name], over: fresh[over]})[0] for name, over in pairs)
 
 
 def choose(winner: str, gains: Sequence[PairedTest]) -> str:
-    """The winner if its whole interval over the better reference is above zero; else that one."""
+    """Return the winner if its interval over the better reference is above 0, else that one."""
     of = {(test.name, test.against): test for test in gains}
     simplest = "fedavg" if of["fedavg", "local"].difference > 0 else "local"
     better = winner not in REFERENCES and of[winner, simplest].low > 0
@@ -323,7 +326,7 @@ def choose(winner: str, gains: Sequence[PairedTest]) -> str:
 
 
 def look(federation: Federation) -> Json:
-    """Sizes and, for one graph that is not too large, homophily and how the clients differ."""
+    """Measure sizes and, for one graph that is not too large, homophily and client differences."""
     graphs, task = federation.graphs, federation.task
     sizes = [int(graph.size("nodes")) for graph in graphs]
     found: Json = {"clients": len(sizes), "smallest": min(sizes), "largest": max(sizes)}
@@ -331,7 +334,7 @@ def look(federation: Federation) -> Json:
     lazy = task.many_graphs or isinstance(graphs, LazyGraphs)
     if lazy or sum(graph.edges.shape[1] for graph in graphs) > LARGE:
         return found
-    told = describe(federation, shape=False)  # the labels of test nodes are hidden from it
+    told = describe(federation, shape=False)  # it does not see the labels of test nodes
     same = np.nansum(told.homophily * told.edges) / max(told.edges.sum(), 1)
     apart = told.label_divergence[np.triu_indices(len(sizes), 1)]
     measured = {"homophily": same, "edges_lost": told.edges_lost_share}
@@ -340,5 +343,5 @@ def look(federation: Federation) -> Json:
 
 
 def summary(found: Advice) -> Json:
-    """The object that `--json` prints."""
+    """Return the object that `--json` prints."""
     return {"kind": "advise", **asdict(found), "sentences": found.sentences()}

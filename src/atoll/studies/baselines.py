@@ -1,4 +1,4 @@
-"""The baselines that `atoll compare` knows by name; none of them is a federated method."""
+"""The baselines that `atoll compare` knows by name. They are not federated methods."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from atoll.present.tables import Column, Table, make_table
 
 @dataclass(frozen=True)
 class Majority(Baseline[Tensor]):
-    """Predicts for every node the most frequent class among the client's own training nodes."""
+    """Predicts the most frequent class of the client's own training nodes for every node."""
 
     def fit(self, federation: Federation, seed: int) -> Tensor:
-        """The share of each class among each client's training nodes, (K, C)."""
+        """Return the fraction of each class among each client's training nodes, (K, C)."""
         labels = [graph.y[graph.train > 0] for graph in federation.graphs]
         counts = [torch.bincount(own, minlength=federation.classes) for own in labels]
         shares = torch.stack(counts).double()
         return shares / shares.sum(1, keepdim=True).clamp(min=1)
 
     def predict(self, model: Tensor, client: int, graph: Graph) -> Tensor:
-        # log(0) would make the loss infinite where a class is new in the test part
+        # log(0) would make the loss infinite if a class occurs only in the test part
         return (model[client] + 1e-6).log().expand(graph.num_nodes, -1)
 
 
 @dataclass(frozen=True)
 class _Linear:
-    """A client's classes, with the slope and the offset of each."""
+    """A client's classes, with the weights and the bias of each."""
 
     known: Tensor
     slope: Tensor
@@ -64,13 +64,13 @@ class _Linear:
 
 @dataclass(frozen=True)
 class Features(Baseline[list[_Linear]]):
-    """Logistic regression on each client's own features, without edges and without the others."""
+    """Logistic regression on each client's own features, without edges or other clients."""
 
     c: float = 1.0  # inverse strength of the L2 penalty
-    iterations: int = 500  # most iterations of the solver
+    iterations: int = 500  # maximum iterations of the solver
 
     def fit(self, federation: Federation, seed: int) -> list[_Linear]:
-        """A linear model for each client."""
+        """Fit a linear model for each client."""
         _refuse_graphs("features", federation)
         return [self._fit_client(graph, federation.classes) for graph in federation.graphs]
 
@@ -80,12 +80,12 @@ class Features(Baseline[list[_Linear]]):
         chosen = graph.train > 0
         labels, x = graph.y[chosen], graph.x.to_dense()[chosen].double()
         known = torch.unique(labels)
-        if len(known) < 2:  # nothing to separate
+        if len(known) < 2:  # only one class
             known = known if len(known) else torch.zeros(1, dtype=torch.int64)
             return _Linear(known, x.new_zeros(1, x.shape[1]), x.new_zeros(1), classes)
         solver = LogisticRegression(C=self.c, max_iter=self.iterations).fit(x.numpy(), labels)
         slope, offset = torch.from_numpy(solver.coef_), torch.from_numpy(solver.intercept_)
-        if len(known) == 2:  # scikit-learn keeps one row for two classes
+        if len(known) == 2:  # scikit-learn stores one row for two classes
             slope, offset = torch.cat([-slope, slope]) / 2, torch.cat([-offset, offset]) / 2
         return _Linear(known, slope, offset, classes)
 
@@ -105,21 +105,21 @@ def _refuse_graphs(name: str, federation: Federation) -> None:
 
 @dataclass(frozen=True)
 class Trees(Baseline[list[Tensor]]):
-    """Gradient-boosted trees on each client's own features, without edges and without the others.
+    """Gradient-boosted trees on each client's own features, without edges or other clients.
 
-    scikit-learn's HistGradientBoostingClassifier. The client's validation nodes choose the number
-    of trees, by their loss. A leaf has at least a twentieth of the training nodes, up to 20. A
-    client that has training nodes of fewer than two classes predicts the shares of the classes
-    among them, as `majority` does.
+    It uses scikit-learn's HistGradientBoostingClassifier. The loss on the client's validation nodes
+    selects the number of trees. A leaf contains at least a twentieth of the training nodes, up to
+    20. If the training nodes of a client have fewer than two classes, it predicts their class
+    frequencies, as `majority` does.
     """
 
-    iterations: int = 100  # most trees for each class
+    iterations: int = 100  # maximum number of trees per class
     rate: float = 0.1  # learning rate
 
     neighbours: ClassVar[bool] = False  # whether the mean features of neighbours are added
 
     def fit(self, federation: Federation, seed: int) -> list[Tensor]:
-        """The scores of each client's nodes."""
+        """Return the scores of each client's nodes."""
         _refuse_graphs("trees", federation)
         return [self.scores_of(graph, federation.classes, seed) for graph in federation.graphs]
 
@@ -127,7 +127,7 @@ class Trees(Baseline[list[Tensor]]):
         return model[client]
 
     def scores_of(self, graph: Graph, classes: int, seed: int) -> Tensor:
-        """Logarithms of the probabilities, (N, C), of trees that learnt from the training nodes."""
+        """Return the log probabilities, (N, C), of trees that learned from the training nodes."""
         from sklearn.ensemble import HistGradientBoostingClassifier
         from threadpoolctl import threadpool_limits
 
@@ -136,7 +136,7 @@ class Trees(Baseline[list[Tensor]]):
         counts = np.bincount(y[train], minlength=classes)
         chances = np.tile(counts / max(counts.sum(), 1), (len(y), 1))
         if (known := np.flatnonzero(counts)).size > 1:
-            x = x[:, (x[train] != x[train][0]).any(0)]  # no tree can use the other columns
+            x = x[:, (x[train] != x[train][0]).any(0)]  # trees cannot use constant columns
             booster = HistGradientBoostingClassifier(
                 learning_rate=self.rate,
                 max_iter=self.iterations,
@@ -155,10 +155,10 @@ class Trees(Baseline[list[Tensor]]):
                     trees = int(np.argmin(losses)) + 1
                 found = next(islice(booster.staged_predict_proba(x), trees - 1, None))
             chances = self._spread(found, known, classes)
-        return torch.from_numpy(np.log(chances + 1e-6))  # no class is impossible
+        return torch.from_numpy(np.log(chances + 1e-6))  # every class is possible
 
     def _spread(self, chances: np.ndarray, known: np.ndarray, classes: int) -> np.ndarray:
-        """Probabilities of the known classes among those of all classes."""
+        """Expand the probabilities of the known classes to all classes."""
         every = np.zeros((len(chances), classes))
         every[:, known] = chances
         return every
@@ -176,7 +176,7 @@ class Trees(Baseline[list[Tensor]]):
 
 @dataclass(frozen=True)
 class NeighbourTrees(Trees):
-    """The same trees on own features and the mean features of a node's neighbours."""
+    """Gradient-boosted trees on own features and the mean features of a node's neighbours."""
 
     neighbours = True
 
@@ -196,7 +196,7 @@ class PooledTrees(Trees):
 
 @dataclass(frozen=True)
 class PooledNeighbourTrees(PooledTrees):
-    """The pooled trees with mean features of neighbours, also of those at other clients."""
+    """The pooled trees with mean features of neighbours, also of neighbours at other clients."""
 
     neighbours = True
 
@@ -209,15 +209,15 @@ def _by_client(scores: Tensor, federation: Federation) -> list[Tensor]:
 class Oracle(Baseline[list[Tensor]]):
     """The methods' network, trained on all data in one place: an upper bound without privacy.
 
-    The graph is whole: it has the edges between clients, where the data have them. Rounds, epochs,
-    network, optimizer and the choice of the round are those of `local` on a single client.
+    The graph is whole and includes the edges between clients, if the data contain them. Rounds,
+    epochs, network, optimizer and selection of the round are the same as for `local` on one client.
     """
 
     pools = True
     trains = "local"
 
     def fit(self, federation: Federation, seed: int) -> list[Tensor]:
-        """The scores of each client's nodes."""
+        """Return the scores of each client's nodes."""
         config = RunConfig(data=federation.name, objects=("data",))
         return self.fit_in(Problem.of(config, federation), federation, seed)
 
@@ -258,7 +258,7 @@ class Oracle(Baseline[list[Tensor]]):
     def _placed(
         self, method: Method, whole: Graph, federation: Federation, device: torch.device | str
     ) -> tuple[Method, Federation]:
-        """The method as it trains, and the clients that it trains on."""
+        """Return the method for training, and the clients that it trains on."""
         return method, replace(federation, graphs=(whole,), numbers=())
 
     def predict(self, model: list[Tensor], client: int, graph: Graph) -> Tensor:
@@ -266,7 +266,7 @@ class Oracle(Baseline[list[Tensor]]):
 
 
 class _RealLesson(Lesson):
-    """Distillation on a real graph, whose nodes and teachers all count alike; no generator."""
+    """Distillation on a real graph without a generator. Nodes and teachers have equal weight."""
 
     @cached_property
     def weight(self) -> Tensor:
@@ -293,8 +293,8 @@ class _OnRealGraph(FedTAD):
 class RealFedTAD(Oracle):
     """FedTAD-r-eq: its server distils on the real graph of all clients, so it has no privacy.
 
-    This is Fig. 4a of its paper. The graph has the edges between clients, where the data have them.
-    All teachers and all nodes of the graph count alike, and there is no generator.
+    This is Fig. 4a of its paper. The graph includes the edges between clients, if the data contain
+    them. All teachers and all nodes have equal weight, and there is no generator.
     """
 
     trains = "fedtad"
@@ -306,20 +306,20 @@ class RealFedTAD(Oracle):
             raise ConfigError("fedtad-real needs all nodes from the start; choose another --split")
         settings = {field.name: getattr(method, field.name) for field in fields(FedTAD)}
         if settings["reliability"] not in ("topology", "equal"):  # its default, or no choice
-            raise ConfigError("fedtad-real trusts all clients alike; leave out reliability")
+            raise ConfigError("fedtad-real weights clients equally; remove reliability")
         graph = moved(with_views(whole, method.net.views), device)
         settings |= {"reliability": "equal", "generator_steps": 0}
         return _OnRealGraph(**settings, graph=graph), federation
 
 
 def as_method(name: str, config: RunConfig) -> RunConfig:
-    """The configuration of a baseline that `trains`, as one of the method that it trains as."""
+    """Return the configuration of a baseline that `trains`, as the method that it trains as."""
     objects = tuple(name for name in config.objects if name != "method")
     return msgspec.structs.replace(config, method=name, objects=objects)
 
 
 def as_trained(config: RunConfig) -> RunConfig:
-    """The configuration of the method that trains: another one only for some baselines."""
+    """Return the configuration of the trained method, which differs only for some baselines."""
     name = config.method if "method" in config.objects else ""
     trains = BASELINES[name].trains if name in BASELINES else ""
     return as_method(trains, config) if trains else config
@@ -339,26 +339,26 @@ SHORTHANDS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
     "mlp": ("local", {"net": "mlp"}),
     "mlp:federated": ("fedavg", {"net": "mlp"}),
 }
-"""Methods on a network that does not look at edges, and so show what the edges are worth."""
+"""Methods on a network that ignores edges. They show the value of the edges."""
 
 
 def baseline_table() -> Table:
-    """Every baseline with one line."""
+    """Make the table of all baselines."""
     rows = [(n, (inspect.getdoc(cls) or "").splitlines()[0]) for n, cls in BASELINES.items()]
     rows += [(name, f"Short for {shorthand(name)}: no edges.") for name in SHORTHANDS]
-    columns = [Column("name", "left"), Column("what it does", "left", wrap=True)]
+    columns = [Column("name", "left"), Column("description", "left", wrap=True)]
     caption = "A baseline is not a federated method; every table marks it."
     return make_table(columns, rows, title="Baselines, only for `atoll compare`", caption=caption)
 
 
 def shorthand(name: str) -> str:
-    """What a shorthand stands for: `local:net=mlp`."""
+    """Return the long form of a shorthand, such as `local:net=mlp`."""
     method, settings = SHORTHANDS[name]
     return f"{method}:{','.join(f'{key}={value}' for key, value in settings.items())}"
 
 
 def baseline_page(name: str) -> str:
-    """Everything about one baseline, or a shorthand."""
+    """Return the page of one baseline, or of a shorthand."""
     if name in SHORTHANDS:
         return f"{name} is short for {shorthand(name)}, a method without edges, in `atoll compare`"
     return (
@@ -368,13 +368,13 @@ def baseline_page(name: str) -> str:
 
 
 def make_baseline(name: str, settings: Mapping[str, Value]) -> AnyBaseline:
-    """A baseline with its settings, which are numbers."""
+    """Make a baseline with its settings, which are numbers."""
     cls = BASELINES[name.lower()]
     known = {field.name: getattr(cls, field.name) for field in fields(cls)}  # type: ignore[arg-type]  # a dataclass
     given: dict[str, Value] = {}
     for key, value in settings.items():
         if not known:
-            raise ConfigError(f"baseline '{name}' has no settings; leave out {key}")
+            raise ConfigError(f"baseline '{name}' has no settings; remove {key}")
         check_name(f"setting of the baseline {name}", key, known)
         try:
             given[key] = type(known[key])(value)

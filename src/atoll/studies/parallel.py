@@ -1,12 +1,12 @@
-"""The runs of a study in several processes, which report through the study's own files.
+"""Runs of a study in several processes, which report through the files of the study.
 
-The parent hands out groups of runs over a one-way pipe. A worker runs a group as one process alone
+The parent sends groups of runs over a one-way pipe. A worker runs a group as a single process
 would: it writes the run's folder, `progress.json` and the study's `events.jsonl`. The parent reads
 these files, as `atoll watch` does, and notifies its observers.
 
-A worker is a fresh Python process that never runs the caller's own script, so a script needs no
-guard. When its pipe closes, the parent is gone, and the worker ends at once. SIGTERM asks it to
-stop after the round. A worker that dies costs only the run that it had begun.
+A worker is a new Python process that never runs the caller's script, so a script needs no guard.
+When its pipe closes, the parent has ended, and the worker ends at once. SIGTERM asks it to stop
+after the round. If a worker dies, only the run that it had begun is lost.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, S
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"
-WORTH = 20.0  # processor seconds below which a study ends before other processes have begun
-DEAR = 4.0  # a group that takes so many times the median is scheduled by itself,
-FEW = 0.005  # if it is also such a share of the study; of many, none is left alone at the end
-ON_GPU = 12 << 30  # bytes of a GPU for each process: most runs take less; `Schedule` counts
-FULL = 0.9  # share of a GPU's memory that the runs under way may take by their estimates
-EACH = 4  # runs on a GPU that are worth the start of a process, which takes as long as one of them
-TICK = 0.1  # seconds between two looks at the files
-TRIES = 2  # workers that may die before a run begins; then the run counts as failed
-# The variables that torch, numpy and scipy read when they are loaded.
+WORTH = 20.0  # a study with fewer CPU seconds ends before other processes have started
+DEAR = 4.0  # a group that takes more than this multiple of the median is scheduled separately,
+FEW = 0.005  # if it also exceeds this fraction of the study, so that no long group is last
+ON_GPU = 12 << 30  # bytes of a GPU per process: most runs need less; `Schedule` counts
+FULL = 0.9  # fraction of a GPU's memory that running groups may use by their estimates
+EACH = 4  # runs on a GPU per process, because starting a process takes as long as one run
+TICK = 0.1  # seconds between two reads of the files
+TRIES = 2  # workers that may die before a run begins; then the run fails
+# The variables that torch, numpy and scipy read at import.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 BOOT = (
     "import json, sys; path, fd = json.loads(sys.argv[1]); sys.path[:] = path; "
@@ -66,16 +66,16 @@ BOOT = (
 
 
 def check_jobs(wish: int | str) -> None:
-    """Refuse anything but a number of processes or "auto"."""
+    """Raise an error unless the value is a number of processes or "auto"."""
     if wish != AUTO and not (str(wish).isdigit() and int(wish)):
         raise ConfigError(f"jobs is '{wish}'; give a number of processes, 1 or more, or auto")
 
 
 def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
-    """The number of processes for these configurations.
+    """Return the number of processes for these configurations.
 
-    "auto" is one for each core, but no more than memory allows, and one if all runs end before
-    others have begun. A GPU waits for Python most of the time, so that processes share it.
+    "auto" is one process per core, limited by memory, and one process if all runs end before others
+    have started. A GPU waits for Python most of the time, so processes share it.
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
@@ -89,7 +89,7 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs for one worker; groups of equal `kin` share federations.
+    """Runs for one worker. Groups of equal `kin` share federations.
 
     `cost` is in seconds, and `memory` in bytes of the GPU.
     """
@@ -101,12 +101,12 @@ class RunGroup:
 
 
 class Schedule:
-    """Orders tasks so that all processes stay busy to the end and share their caches.
+    """Orders tasks so that all processes stay busy until the end and share their caches.
 
-    Dear tasks come by themselves. Otherwise a process continues with tasks of its last kin, then
-    takes a kin that no process has begun, then helps with the rest of one. Tasks in `returned`,
-    which no process has begun, come next. Tasks under way take at most `room` bytes of a GPU: one
-    that needs more waits, and others go first. A task that needs more than all runs by itself.
+    Expensive tasks come first. Otherwise a process continues with tasks of its last kin, then takes
+    a kin that no process has begun, then helps with a kin in progress. Tasks in `returned`, which
+    no process has begun, come next. Running tasks use at most `room` bytes of a GPU, so a larger
+    task waits and others go first. A task that needs more than `room` runs by itself.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Schedule:
             alike.append(task)
 
     def take(self, last: RunGroup | None) -> RunGroup | None:
-        """The next task for a process with this last task, until `ended`; None if none fits."""
+        """Return the next task for a process with this last task, or None if no task fits."""
         left = self.room - sum(task.memory for task in self.under_way.values())
         for tasks in self._in_order(last):
             for place, task in enumerate(tasks):
@@ -135,11 +135,11 @@ class Schedule:
         return None
 
     def ended(self, task: RunGroup) -> None:
-        """Give the memory of a task to others."""
+        """Release the memory of a task."""
         del self.under_way[id(task)]
 
     def _in_order(self, last: RunGroup | None) -> Iterator[list[RunGroup]]:
-        """The lists of tasks, in the order in which a process with this last task looks there."""
+        """Yield the lists of tasks in the order in which a process searches them."""
         yield self.returned
         if self.dearest_first:
             yield self.dear
@@ -166,9 +166,9 @@ def run_parallel(
     dearest_first: bool = True,
     crew: Crew | None = None,
 ) -> dict[str, RunOutcome]:
-    """Run groups in so many processes, or by the workers of a `crew` with the same settings.
+    """Run groups in `jobs` processes, or with the workers of a `crew` with the same settings.
 
-    The outcomes are by name, without those of runs whose objects no other process can load.
+    Return the outcomes by name, without runs whose objects no other process can load.
     """
     costs = [sum(study_run.cost_of(run.config) for run in group) for group in groups]
     kins = [group_of(group[0].config) for group in groups]
@@ -185,10 +185,10 @@ def run_parallel(
         last = dict.fromkeys(parent.running, "begin")
         last |= {event["cell"]: event["event"] for event in parent.events.read()}
         for name in (name for name, event in last.items() if event in ("begin", "notes")):
-            study_run.note(settings.folder, "stopped", name)  # its process is gone
+            study_run.note(settings.folder, "stopped", name)  # its process has ended
     if parent.refused:
         names, reason = ", ".join(parent.refused), next(iter(parent.refused.values()))
-        words = "another process cannot have what %s is made of (%s); it is run in this one"
+        words = "another process cannot load the objects of %s (%s); it runs in this process"
         logger.warning(words, names, reason)
     if parent.stopped:
         raise Stopped(settings.folder, 0, 0)
@@ -197,7 +197,7 @@ def run_parallel(
 
 @dataclass
 class _Parent:
-    """Hands out tasks, and notifies observers of the changes in the study's files."""
+    """Sends tasks to workers, and notifies observers of changes in the study's files."""
 
     observer: StudyObserver
     settings: StudySettings
@@ -215,7 +215,7 @@ class _Parent:
         self.changed: dict[str, float] = {}
 
     def run(self, crew: Crew) -> None:
-        """Work until no worker has a task any more."""
+        """Work until no worker has a task."""
         while True:
             runs, stop = self.running.values(), self.observer.should_stop
             if not self.stopped and (stop() or True in [run.should_stop() for run in runs]):
@@ -231,7 +231,7 @@ class _Parent:
                 return
             time.sleep(TICK)
             dead = [worker for worker in crew.workers if worker.process.poll() is not None]
-            for event in self.events.read():  # after `dead`, so that no last event is missed
+            for event in self.events.read():  # after `dead`, so that it reads the last event
                 self._take(event)
             self._read_progress()
             for worker in crew.workers:
@@ -280,13 +280,13 @@ class _Parent:
             path = self.settings.folder_of(self.runs[name]) / PROGRESS
             with contextlib.suppress(FileNotFoundError):
                 changed = path.stat().st_mtime
-                new = changed > self.changed.get(name, self.start)  # else it is of an earlier call
+                new = changed > self.changed.get(name, self.start)  # else an earlier call wrote it
                 if new and isinstance(observer, study_run.ReadsFiles):
                     self.changed[name] = changed
                     observer.progress(json.loads(path.read_text(encoding="utf-8")))
 
     def _replace(self, worker: _Worker, crew: Crew) -> None:
-        """Fail what a dead worker had begun, reschedule the rest, and start another worker."""
+        """Fail the current run of a dead worker, reschedule the others, and start a new worker."""
         left = [run for run in worker.task.runs if not self._is_over(run)] if worker.task else []
         useful = worker.last is not worker.task or any(run.name in self.begun for run in left)
         crew.workers.remove(worker)
@@ -306,22 +306,22 @@ class _Parent:
         if useful:
             crew.hire()
         elif not crew.workers:
-            raise AtollError(f"no process could begin to work beside this one: {reason}")
+            raise AtollError(f"no worker process could start: {reason}")
 
 
 class _Worker:
-    """One process, as its parent sees it."""
+    """One worker process, as its parent sees it."""
 
     def __init__(self, settings: bytes, threads: int) -> None:
         self.task: RunGroup | None = None
         self.last: RunGroup | None = None
         theirs, self.pipe = Pipe(duplex=False)
-        # It ignores Ctrl-C, because its parent answers it.
+        # It ignores Ctrl-C, because its parent handles it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    # -P: the folder of the caller is searched for modules only if the caller did.
+                    # -P: search the caller's folder for modules only if the caller did.
                     [sys.executable, "-P", "-c", BOOT, json.dumps([sys.path, theirs.fileno()])],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -332,34 +332,34 @@ class _Worker:
         self._send(settings)
 
     def give(self, task: RunGroup) -> bool:
-        """Send a task; False if it cannot be pickled."""
+        """Send a task. Return False if it cannot be pickled."""
         try:
             names = [run.name for run in task.runs]
             content = pickle.dumps((names, pickle.dumps(task.runs)))
-        except Exception:  # whatever an object of the user's raises
+        except Exception:  # any error of a user's object
             return False
         self.task = self.last = task
         self._send(content)
         return True
 
     def _send(self, content: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has died, and the parent will find that out
+        with contextlib.suppress(OSError):  # it has died, and the parent will notice
             self.pipe.send_bytes(content)
 
     def end(self) -> str:
-        """End the process; one sentence says how it ended, if it had ended before."""
+        """End the process. Return a sentence about how it ended, if it had ended before."""
         self.pipe.close()
         self.process.kill()
         code = self.process.wait()
         if code == -signal.SIGKILL:
-            return "its process was killed, perhaps for want of memory; try fewer --jobs"
+            return "its process was killed, perhaps because memory was full; try fewer --jobs"
         if code < 0:
             return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
         return f"its process ended with status {code}"
 
 
 class Crew:
-    """The worker processes; none outlives the `with`."""
+    """The worker processes. All of them end with the `with` block."""
 
     def __init__(self, settings: StudySettings, observer: StudyObserver, jobs: int) -> None:
         share_logs(settings.log)
@@ -388,11 +388,11 @@ class Crew:
 def helped(
     config: RunConfig, out: Path, divide: Divide, watch: Callable[[Json], None]
 ) -> Iterator[Divide]:
-    """A `divide` for a run on a CPU whose later seeds a second process trains meanwhile.
+    """Make a `divide` for a run on a CPU whose later seeds a second process trains in parallel.
 
-    Where the first of these seeds is needed, it waits, gives `watch` the content of the process's
-    progress.json, and moves the checkpoints into the run's folder `out`. Seeds that the process
-    did not finish are trained as usual. Without a second core or seed, nothing changes.
+    When the run needs the first of these seeds, `divide` waits, passes the process's progress.json
+    to `watch`, and moves the checkpoints into the run's folder `out`. The run itself trains the
+    seeds that the process did not finish. Without a second core or seed, nothing changes.
     """
     count = config.seeds * 2 // 3 if cores() > 1 and not study_run.on_gpu(config) else 0
     if not count:
@@ -430,13 +430,13 @@ def helped(
 
 
 def _is_over(folder: Path, worker: _Worker) -> bool:
-    """Whether a worker has ended its only run, or is dead."""
+    """Return whether a worker has ended its only run, or is dead."""
     ends = {"end", "failed", "refused", "stopped"}
     return worker.process.poll() is not None or any(e["event"] in ends for e in read_events(folder))
 
 
 def work(fd: int) -> None:
-    """The life of a worker: one task after the other, until it is stopped or its parent is gone."""
+    """Run a worker: process tasks until it is stopped or its parent ends."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -447,7 +447,7 @@ def work(fd: int) -> None:
         names, content = pickle.loads(waiting.get())
         try:
             group = pickle.loads(content)
-        except Exception as error:  # whatever an object of the user's raises
+        except Exception as error:  # any error of a user's object
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             for name in names:
                 study_run.note(settings.folder, "refused", name, error=reason)
@@ -455,10 +455,10 @@ def work(fd: int) -> None:
         if stopping.is_set():
             return
         if study_run.on_gpu(group[0].config):
-            # What other federations have there, and what the last run left, is for everybody.
+            # All federations share this memory, also the part that the last run freed.
             before, kin = kin, group_of(group[0].config)
             if kin != before and isinstance(cache := settings.divide, FederationCache):
-                settings = replace(settings, divide=cache.with_limit(cache.limit))  # an empty one
+                settings = replace(settings, divide=cache.with_limit(cache.limit))  # an empty cache
             release_memory()
         try:
             observe = partial(_RunInWorker, settings.folder, stopping)
@@ -466,7 +466,7 @@ def work(fd: int) -> None:
                 study_run.stop_without_device(outcome)
         except Stopped:
             return
-        except AtollError:  # the GPU is lost; another process takes the place of this one
+        except AtollError:  # the GPU is lost; another process replaces this one
             sys.exit(1)
         sys.stdout.flush()
 
@@ -477,12 +477,12 @@ def _listen(fd: int, waiting: queue.SimpleQueue[bytes]) -> None:
         try:
             waiting.put(pipe.recv_bytes())
         except (EOFError, OSError):
-            os._exit(1)  # at once, in the middle of a run if need be: the parent is gone
+            os._exit(1)  # at once, even during a run, because the parent has ended
 
 
 @dataclass
 class _RunInWorker(Observer):
-    """Follows a run in a worker: notes go to events.jsonl, and SIGTERM stops the run."""
+    """Follows a run in a worker. It writes notes to events.jsonl, and SIGTERM stops the run."""
 
     folder: Path
     stopping: threading.Event

@@ -1,8 +1,8 @@
-"""A study: many runs in one folder, each run to its end once, whatever happens in between.
+"""A study: many runs in one folder. Each run is completed once, even after interruptions.
 
-`STUDY/study.json` describes the study. Runs that differ only in numbers share one program where
-that gains time, and several processes may share the work (`studies.parallel`). Each run still has
-the folder (`studies.study_run`), the events and the errors that it would have by itself.
+`STUDY/study.json` describes the study. Runs that differ only in numbers share one program if this
+saves time, and several processes may share the work (`studies.parallel`). Each run still has the
+same folder (`studies.study_run`), events and errors as a separate run.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ def run_study(
     folder: Path,  # it may contain runs of an earlier call
     runs: Sequence[StudyRun],  # in the order of the tables
     *,
-    about: Mapping[str, object],  # of study.json: "kind", "command" and further keys of that kind
+    about: Mapping[
+        str, object
+    ],  # content of study.json: "kind", "command" and further keys of that kind
     observer: StudyObserver | None = None,
     federations: FederationCache | None = None,  # a cache that the caller has filled
     log: str | Sequence[str] = (),  # further loggers (`experiment.loggers.LOGS`)
-    at_once: bool | None = None,  # whether neighbours may share one program; None: on a GPU
+    at_once: bool
+    | None = None,  # whether neighbouring runs may share one program; None: only on a GPU
     adds: bool = False,  # whether runs of earlier calls stay part of the study
-    jobs: int | str = 1,  # processes; "auto" chooses; with 1, this one keeps the given order
+    jobs: int | str = 1,  # processes; "auto" chooses; with 1, this process keeps the given order
     dearest_first: bool = True,  # whether several processes begin with the longest runs
 ) -> list[RunOutcome]:
-    """Run what is not finished yet; a failed run is noted, and the rest continues.
+    """Run all unfinished runs. Record a failed run, and continue with the others.
 
-    `Stopped` is raised if the user stops it; everything done so far is saved.
+    Raise `Stopped` if the user stops it. All finished work is saved.
     """
     check_logs(log)
     check_jobs(jobs)
@@ -75,9 +78,9 @@ def run_study(
 def _prepare(
     folder: Path, runs: Sequence[StudyRun], about: Mapping[str, object], *, adds: bool
 ) -> set[str]:
-    """Check the folder, write study.json and complete the events; names of finished runs."""
+    """Check the folder, write study.json and complete the events. Return finished runs' names."""
     if (folder / "config.toml").exists():
-        raise ConfigError(f"'{folder}' holds a run; give the study a folder of its own")
+        raise ConfigError(f"'{folder}' contains a run; give the study a new folder")
     clear_left_over(folder)
     before: Json = {}
     if (folder / "study.json").exists():
@@ -85,8 +88,8 @@ def _prepare(
         for key in ("kind", "paper"):
             if (other := before.get(key)) != about.get(key):
                 raise ConfigError(
-                    f"'{folder}' holds another study, of the {key} '{other}'; give this one "
-                    "a folder of its own"
+                    f"'{folder}' contains another study, with the {key} '{other}'; give this study "
+                    "a new folder"
                 )
     for run in runs:
         _check_same(run, folder / "cells" / run.name)
@@ -96,7 +99,7 @@ def _prepare(
         cells[run.name] = {"name": run.name, "labels": dict(run.labels), "seeds": run.config.seeds}
     write_about(folder, about, list(cells.values()))
     finished = {run.name for run in runs if read_outcome(folder, run) is not None}
-    # Complete the events of a killed process: nothing runs while this process has the lock.
+    # Complete the events of a killed process. No run is active while this process has the lock.
     last = {event["cell"]: event["event"] for event in read_events(folder)}
     for run in runs:
         if last.get(run.name) in ("begin", "notes"):
@@ -111,7 +114,7 @@ def write_about(folder: Path, about: Mapping[str, object], runs: Sequence[object
 
 
 def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> list[list[StudyRun]]:
-    """Unfinished neighbours that may share one program; every other run alone."""
+    """Group unfinished neighbouring runs that may share one program. Other runs stay single."""
     groups: list[list[StudyRun]] = []
     alone = True
     for run in runs:
@@ -126,26 +129,26 @@ def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> lis
 
 
 def _check_same(run: StudyRun, to: Path) -> None:
-    """Refuse to mix different configurations under one name; more seeds are allowed."""
+    """Raise an error if a run with this name has other options. More seeds are allowed."""
     path = to / "asked.toml"
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8")
     before = make_config(**parse_config(text, f"'{path}'"))
-    # The same data may lie elsewhere by now, and `allow` changes no number.
+    # The path of the data may have changed, and `allow` changes no number.
     now = msgspec.structs.replace(run.config, data_root=before.data_root, allow=before.allow)
     same_seeds = replace(run, config=msgspec.structs.replace(now, seeds=before.seeds))
     if text != study_run.asked_text(same_seeds) or before.seeds > run.config.seeds:
         raise ConfigError(
-            f"'{to}' was begun with other options "
-            f"({what_differs(before, now) or 'Python objects, now others'}); give the study a "
-            "folder of its own, or the options that it was begun with (more seeds may be asked for)"
+            f"'{to}' was started with other options "
+            f"({what_differs(before, now) or 'different Python objects'}); give the study "
+            "a new folder, or the same options (only --seeds may grow)"
         )
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a study's folder for this process; the system unlocks it if the process is killed."""
+    """Lock a study's folder for this process. The system unlocks it if the process is killed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -154,5 +157,5 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another process works on the study in '{folder}'") from None
+            raise ConfigError(f"another process is running the study in '{folder}'") from None
         yield

@@ -1,8 +1,8 @@
-"""One run of a study, or several in one program: costs, folders, events, and how they end.
+"""One run of a study, or several in one program: costs, folders, events and outcomes.
 
 `STUDY/cells/NAME/` is the ordinary folder of a run, which every command for runs can read. A run is
-finished when its result.json is there; it is then only read. A stopped run continues at its last
-checkpoint, and one with fewer seeds than requested runs the missing seeds.
+finished when its result.json exists; the study then only reads it. A stopped run continues at its
+last checkpoint. A run with fewer seeds than requested runs the missing seeds.
 `STUDY/events.jsonl` gets one line whenever a run begins, ends, fails, is pruned or is stopped.
 """
 
@@ -42,11 +42,11 @@ from atoll.experiment.sweep import Parted, SeedFailed, run_together, why_one_by_
 
 logger = logging.getLogger(__name__)
 Json = dict[str, Any]  # an object of a JSON file
-PROCESS = 1 << 30  # bytes of a process with a small graph; 0.6 GiB were seen with Cora
-COPIES = 6  # of a graph's features in memory while clients train on it, at most
-CONTEXT = 1 << 30  # bytes of a GPU for each process: libraries, a model, what rounds compute
-GPU_COPIES = 3  # of a graph's features on a GPU: the views, and their stack with its padding
-SKEW = 1.5  # the largest client's share of the nodes, times the number of clients
+PROCESS = 1 << 30  # bytes of a process with a small graph; we measured 0.6 GiB with Cora
+COPIES = 6  # maximum copies of a graph's features in memory during training
+CONTEXT = 1 << 30  # bytes of a GPU per process: libraries, a model, intermediate results
+GPU_COPIES = 3  # copies of a graph's features on a GPU: the views, and their stack with its padding
+SKEW = 1.5  # the largest client's fraction of the nodes, times the number of clients
 
 
 @dataclass(frozen=True)
@@ -56,62 +56,62 @@ class StudyRun:
     name: str  # name of its folder
     config: RunConfig
     labels: Json = field(default_factory=dict)  # its place, such as {"method": "fedavg"}
-    method: Method | AnyBaseline | None = None  # in place of the method's name
-    data: Data | None = None  # in place of the data's name
+    method: Method | AnyBaseline | None = None  # instead of the method's name
+    data: Data | None = None  # instead of the data's name
     watch: Callable[[Observer], Observer] | None = None  # wraps the observer
-    light: bool = False  # whether only config.toml and result.json are kept, and no checkpoints
+    light: bool = False  # whether to keep only config.toml and result.json, and no checkpoints
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run of a study ended."""
+    """The outcome of a run of a study."""
 
     run: StudyRun
     folder: Path
-    summary: Json | None = None  # the content of its result.json; None if it has none
+    summary: Json | None = None  # the content of its result.json, or None without a result
     error: str | None = None  # one sentence if it failed
-    fresh: bool = True  # whether it ended in this call, not in an earlier one
+    fresh: bool = True  # whether it ended in this call, not in an earlier call
     kind: str = ""  # name of the exception's class; empty if its process died
     cause: Exception | None = None  # the exception, if it was raised in this process
     curve: Sequence[float] = ()  # validation scores before it failed, if recorded
-    pruned: bool = False  # whether its observer gave it up
+    pruned: bool = False  # whether its observer stopped it early
 
 
 class StudyObserver:
-    """Follows the progress of a study; a subclass overrides what it needs."""
+    """Follows the progress of a study. A subclass overrides the methods that it needs."""
 
     def begin(self, runs: Sequence[StudyRun], finished: int) -> None:
-        """Before the first run; an earlier call finished so many."""
+        """Handle the start of the study. An earlier call finished `finished` runs."""
 
     def parallel(self, jobs: int, threads: int) -> None:
-        """Before the first run: so many processes, each with so many threads."""
+        """Handle the start of `jobs` processes with `threads` threads each."""
 
     def run(self, run: StudyRun) -> Observer:
-        """Before a run begins: the observer of its rounds."""
+        """Return the observer of the rounds of a run that begins."""
         return Observer()
 
     def ended(self, outcome: RunOutcome) -> None:
-        """After a run, also one that was only read."""
+        """Handle the end of a run, also of a run that was only read."""
 
     def should_stop(self) -> bool:
-        """Whether to stop several processes, also while no run has begun."""
+        """Return whether to stop several processes, also if no run has begun."""
         return False
 
 
 @runtime_checkable
 class ReadsFiles(Protocol):
-    """A run's observer that also follows a run in another process, by the files it writes."""
+    """A run's observer that also follows a run in another process, through its files."""
 
     def notes(self, notes: Sequence[str]) -> None:
-        """The remarks on the run's data."""
+        """Handle the notes about the run's data."""
 
     def progress(self, progress: Json) -> None:
-        """The content of progress.json, whenever it changes."""
+        """Handle new content of progress.json."""
 
 
 @runtime_checkable
 class Judges(Protocol):
-    """A run's observer that may give the run up because of its validation scores so far."""
+    """A run's observer that may stop the run early because of its validation scores."""
 
     pruned: bool
     curve: list[float]
@@ -133,7 +133,7 @@ class StudySettings:
 
 
 def read_outcome(folder: Path, run: StudyRun, *, fresh: bool = False) -> RunOutcome | None:
-    """A finished run of a study; None if it is not finished."""
+    """Read a finished run of a study. Return None if it is not finished."""
     to = folder / "cells" / run.name
     if not (to / "result.json").exists():
         return None
@@ -145,22 +145,22 @@ def read_outcome(folder: Path, run: StudyRun, *, fresh: bool = False) -> RunOutc
 def run_group(
     group: Sequence[StudyRun], observe: Observe, settings: StudySettings
 ) -> Iterator[RunOutcome]:
-    """Run some runs and yield their outcomes in order; several share one program if they can."""
+    """Run these runs and yield their outcomes in order. Several share one program if they can."""
     if len(group) == 1:
         yield read_outcome(settings.folder, group[0]) or run_one(group[0], observe, settings)
         return
     try:
         _run_at_once(group, observe, settings)
     except SeedFailed as failed:
-        # It fails alone as well, with its own words; the others continue where they are.
+        # It also fails alone, with its own error; the others continue from their state.
         which = failed.place // group[0].config.seeds
-        logger.info("%s goes on by itself, because of %s", group[which].name, failed)
+        logger.info("%s continues by itself, because of %s", group[which].name, failed)
         others = [*group[:which], *group[which + 1 :]]
         rest = iter(list(run_group(others, observe, settings)))
         for place, run in enumerate(group):
             yield run_one(run, observe, settings) if place == which else next(rest)
     except (Parted, AtollError) as reason:
-        logger.info("%d cells are run one by one, because %s", len(group), reason)
+        logger.info("%d cells run one by one, because %s", len(group), reason)
         for run in group:
             yield run_one(run, observe, settings)
     else:
@@ -182,7 +182,7 @@ def _run_at_once(group: Sequence[StudyRun], observe: Observe, settings: StudySet
 
 
 def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutcome:
-    """Run a run to its end, from its last checkpoint if it has one."""
+    """Complete a run, from its last checkpoint if it has one."""
     folder, to = settings.folder, settings.folder_of(run)
     note(folder, "begin", run.name)
     observer = observe(run) if run.watch is None else run.watch(observe(run))
@@ -201,12 +201,12 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
         if isinstance(stop, KeyboardInterrupt) or judge is None or not judge.pruned:
             note(folder, "stopped", run.name)
             raise
-    except Exception as error:  # a fault of one method must not cost hours of the others
+    except Exception as error:  # an error of one method must not stop the other runs
         sentence = str(error)
         if not isinstance(error, AtollError):
             write_atomically(to / "error.txt", traceback.format_exc().encode())
             sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
-            sentence += f"; {to / 'error.txt'} says where"
+            sentence += f"; see the traceback in {to / 'error.txt'}"
         curve, kind = judge.curve if judge else (), type(error).__name__
         failed = RunOutcome(run, to, error=sentence, kind=kind, cause=error, curve=curve)
         return note_failure(folder, failed)
@@ -224,7 +224,7 @@ def _ended(run: StudyRun, settings: StudySettings) -> RunOutcome:
 
 
 def note_failure(folder: Path, outcome: RunOutcome) -> RunOutcome:
-    """Give a failed run its line in events.jsonl."""
+    """Write the line of a failed run to events.jsonl."""
     curve: Json = {"curve": list(outcome.curve)} if outcome.curve else {}
     about = {"error": outcome.error, "kind": outcome.kind, **curve}
     note(folder, "failed", outcome.run.name, **about)
@@ -237,7 +237,7 @@ def note(folder: Path, event: str, name: str, **more: object) -> None:
 
 
 def asked_text(run: StudyRun) -> str:
-    """A run's configuration, and a fingerprint of the Python objects that no file can hold."""
+    """Return a run's configuration, and a fingerprint of its Python objects."""
     text = config_text(run.config)
     if run.method is None and run.data is None:
         return text
@@ -245,24 +245,24 @@ def asked_text(run: StudyRun) -> str:
 
 
 def stop_without_device(outcome: RunOutcome) -> None:
-    """Stop a process whose GPU was lost with a failed run: every other run would fail too."""
+    """Stop a process that lost its GPU with a failed run, because all other runs would fail."""
     if outcome.error and not device_answers():
         raise AtollError(
-            f"the GPU no longer answers this process after {outcome.run.name} failed; everything "
-            "that is finished is kept: call the same command again to go on with the others"
+            f"the GPU does not respond to this process any more after {outcome.run.name} failed; "
+            "finished runs are saved; run the same command again to continue"
         )
 
 
 def on_gpu(config: RunConfig) -> bool:
-    """Whether a configuration runs on a GPU, where points at once cost little more than one."""
+    """Return whether a configuration runs on a GPU, where more runs cost little extra time."""
     try:
         return choose_device(config.device).type == "cuda"
     except ConfigError:
-        return False  # running it gives the error
+        return False  # running it raises the error
 
 
 def why_apart(one: RunConfig, other: RunConfig) -> str:
-    """Why two configurations cannot be one program; "" if nothing is known against it yet."""
+    """Return why two configurations cannot share one program, or "" if no reason is known yet."""
     if one.objects:
         return "they are made of Python objects"
     try:
@@ -282,10 +282,10 @@ def run_program(
 ) -> list[Result]:
     """Run all seeds of runs that differ only in numbers, in one program.
 
-    Each has the results, files and checkpoints that `RunPlan.run` would give it in its folder,
-    which may contain a stopped run. `Parted` means that they cannot be one program, and that
-    `RunPlan.run` continues from the saved state. `SeedFailed` names the `place` of the failed run,
-    where each run has as many places as seeds.
+    Each run gets the same results, files and checkpoints as with `RunPlan.run` in its folder, which
+    may contain a stopped run. `Parted` means that the runs cannot share a program, and that
+    `RunPlan.run` continues from the saved state. `SeedFailed` contains the `place` of the failed
+    run, where each run has one place per seed.
     """
     # The runs are in memory together, so their federations need no limit.
     shared = FederationCache(sys.maxsize, make=settings.divide or Problem.divide)
@@ -309,7 +309,7 @@ def run_program(
     results = []
     for plan, one in zip(plans, group, strict=True):
         own = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]
-        if len(own) < plan.config.seeds:  # they were stopped before its turn came
+        if len(own) < plan.config.seeds:  # they were stopped before its turn
             raise Stopped(plan.out, plan.config.seed, 0)
         results.append(plan.result(plan.seed_results(own)))
         if one.light:
@@ -323,13 +323,13 @@ def _costs() -> dict[str, dict[str, float]]:
 
 
 def cost_of(config: RunConfig) -> float:
-    """Seconds of a run, roughly: a processor's, or a process's on a GPU; 0.0 if it cannot run."""
+    """Estimate the seconds of a run on one CPU core or GPU process, or 0.0 if it cannot run."""
     try:
         costs, (full, _) = _costs(), resolve(config)
     except AtollError:
-        return 0.0  # running it gives the error
+        return 0.0  # running it raises the error
     base, name = str(full.set.get("base", "")), plain_name(full.data).lower()
-    if on_gpu(full):  # there seeds, epochs and clients cost little more than one
+    if on_gpu(full):  # on a GPU, seeds, epochs and clients add little time
         gpu = costs["gpu"]
         most = max(gpu.get(full.method, 5.0), gpu.get(base, 0.0))
         return (full.rounds or 1) / 100 * most * costs["gpu_data"].get(name, 1.0)
@@ -340,22 +340,22 @@ def cost_of(config: RunConfig) -> float:
 
 
 def memory_of(config: RunConfig) -> int:
-    """Bytes that a process with such a run takes, roughly."""
+    """Estimate the bytes of memory of a process with this run."""
     return PROCESS + COPIES * _data_bytes(config)
 
 
 def gpu_memory_of(config: RunConfig) -> int:
-    """Bytes of a GPU that a run takes with all seeds at once, roughly; 0 on a CPU.
+    """Estimate the bytes of GPU memory of a run with all seeds at once. The result is 0 on a CPU.
 
-    Methods in `gpu_pairs` of costs.toml compare all pairs of a client's nodes, some rows at a time;
-    the number says how many such matrices there are at once.
+    Methods in `gpu_pairs` of costs.toml compare all pairs of a client's nodes, a block of rows at a
+    time. The number in costs.toml is the number of such matrices at once.
     """
     if not on_gpu(config):
         return 0
     try:
         costs, (full, rules) = _costs(), resolve(config)
     except AtollError:
-        return CONTEXT  # running it gives the error
+        return CONTEXT  # running it raises the error
     pairs, clients = costs["gpu_pairs"], full.clients or rules.clients
     many = max(pairs.get(full.method, 0.0), pairs.get(str(full.set.get("base", "")), 0.0))
     largest = min(1.0, SKEW / clients) * sum(one.nodes or 0 for one in _public_sets(full))
@@ -364,7 +364,7 @@ def gpu_memory_of(config: RunConfig) -> int:
 
 
 def _public_sets(config: RunConfig) -> list[DatasetInfo]:
-    """The public sets of a run's data; none if they are made by a generator, or given by Python."""
+    """Return the public data sets of a run, or none for generated data and Python objects."""
     name = plain_name(config.data).lower()
     try:
         return [dataset_info(one) for one in sets_of_group(name) or (name,)]
@@ -373,7 +373,7 @@ def _public_sets(config: RunConfig) -> list[DatasetInfo]:
 
 
 def _data_bytes(config: RunConfig) -> int:
-    """Bytes of the features and edges of a run's data, once; 0 if unknown."""
+    """Return the bytes of one copy of the features and edges of a run's data, or 0 if unknown."""
     path = Path(config.data).expanduser()
     try:
         if data_header(config) is not None:
@@ -385,5 +385,5 @@ def _data_bytes(config: RunConfig) -> int:
     if path.is_file():
         return path.stat().st_size
     sets = _public_sets(config)
-    # Features of four bytes, and two ends of eight for each edge.
+    # Features have four bytes, and each edge has two ends of eight bytes.
     return sum(4 * (one.nodes or 0) * (one.features or 0) + 16 * (one.edges or 0) for one in sets)

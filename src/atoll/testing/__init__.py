@@ -1,11 +1,11 @@
-"""The contract that every method keeps, as one call: `check_method(MyMethod)`.
+"""Check the contract of a method with one call: `check_method(MyMethod)`.
 
     from atoll.testing import check_method
 
     def test_my_method():
         check_method(MyMethod)                          # or: lambda net: MyMethod(net, mu=0.1)
 
-It runs the method in float64 with dropout on and raises `ContractBroken`, which says what to mend.
+It runs the method in float64 with dropout, and raises `ContractBroken`, which explains the repair.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from atoll.experiment.rounds import Experiment, Run
 from atoll.nn import NETS
 
 TOLERANCE = 1e-9
-EXPLODES = "a gradient explodes, as that of F.normalize does at a row of zeros; use atoll.unit"
+EXPLODES = "a gradient explodes, as in F.normalize at a row of zeros; use atoll.unit"
 ROUNDS = 3
 FEATURES, CLASSES = 11, 3
 SIZES = (13, 17, 22, 9)
@@ -50,23 +50,23 @@ MakeMethod = Callable[..., Method]  # a method's class, or a function: net -> me
 
 
 class ContractBroken(AssertionError):
-    """A method does not keep the contract; the message says which part and where."""
+    """Raised if a method breaks the contract. The message names the part and the place."""
 
 
 def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
-    """Check everything that the engines rely on.
+    """Check all properties that the engines rely on.
 
-    Engines agree; steps are pure; replies are finite, declared and free of private state; the
-    order of clients and the numbering of nodes do not matter; one client and some clients work; a
-    run resumed in the middle ends with the same numbers, and so does one whose rounds are recorded
-    and replayed. Each task of the method is checked: nodes to classify, or many graphs.
+    Engines agree. Steps are pure. Replies are finite, declared and free of private state. The order
+    of clients and the numbering of nodes do not matter. A single client and partial participation
+    work. A resumed run and a run with replayed rounds give the same numbers. The check covers each
+    task of the method: node classification or graph classification.
 
     Args:
-        make: A method's class, or a function that makes the method for a network.
-        rounds: How many rounds each check runs.
+        make: A method's class, or a function that builds the method for a network.
+        rounds: Number of rounds of each check.
 
     Raises:
-        ContractBroken: The method does not keep the contract; the message says what to mend.
+        ContractBroken: The method breaks the contract. The message says how to repair it.
 
     Examples:
         >>> from atoll.methods import FedSage
@@ -76,7 +76,7 @@ def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     cls = getattr(make, "func", make)  # also behind `functools.partial`
     net = (*getattr(cls, "nets", ()), "gcn")[0]
     with double_precision(), ExitStack() as afterwards:
-        # One thread: on graphs this small, waking threads costs more than the work.
+        # One thread, because waking threads costs more than the work on such small graphs.
         afterwards.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         for task in map(task_named, getattr(cls, "tasks", (NODES.name,))):
@@ -92,7 +92,7 @@ def _check_task(make: MakeMethod, task: Task, net: str, rounds: int) -> None:
     small: dict[str, Any] = {"hidden": 5, "dropout": 0.4}
     federation = small_graph_federation() if task.many_graphs else small_federation()
     if task.many_graphs:
-        # The first convolution is like no other; one other is enough.
+        # The first convolution is special, and one other is enough.
         net, small["layers"] = "gin-graph", 2
     method = make(net=NETS[net](FEATURES, CLASSES, **small))
     whole = Case(method, federation, rounds)
@@ -112,8 +112,8 @@ def _check_task(make: MakeMethod, task: Task, net: str, rounds: int) -> None:
 
 
 def check_frozen(method: Method) -> None:
-    """A method is a frozen dataclass: it cannot remember anything."""
-    # Asked of the class itself: a subclass without the decorator is not frozen any more.
+    """Check that a method is a frozen dataclass, so it cannot store state."""
+    # Check the class itself: a subclass without the decorator is not frozen.
     params = vars(type(method)).get("__dataclass_params__")
     if params is None or not params.frozen or "__dict__" not in dir(method):
         name = type(method).__name__
@@ -122,7 +122,7 @@ def check_frozen(method: Method) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A method on a federation, for so many rounds with a fraction of the clients."""
+    """A method on a federation, with a number of rounds and a fraction of the clients."""
 
     method: Method
     federation: Federation
@@ -134,28 +134,28 @@ class Case:
         return Experiment(self.method, self.federation, rounds=self.rounds, fraction=self.fraction)
 
     def run(self, engine: str = "serial", chunk: int = 0) -> Run:
-        """A run on an engine; its errors name method and engine."""
+        """Run on an engine. Errors name method and engine."""
         with _explained(self.method, engine):
             return dataclasses.replace(self.experiment, engine=engine, chunk=chunk).run()
 
     @cached_property
     def serial(self) -> Run:
-        """The run that others are compared with, made once."""
+        """The reference run, computed once."""
         return self.run()
 
 
 def check_engines(case: Case) -> None:
-    """All engines give the same server tree, private states and scores."""
+    """Check that all engines give the same server tree, private states and scores."""
     share = f" with {case.fraction:.0%} of the clients in a round" if case.fraction < 1 else ""
     for engine in (name for name in ENGINES if name != "serial"):
         _same_runs(case.serial, case.run(engine), f"engines serial and {engine} disagree{share}")
-    # Small chunks split the clients into several programs; that must not show either.
+    # Small chunks split the clients into several programs, which must not change the numbers.
     chunked = case.run("fused", chunk=2)
     _same_runs(case.serial, chunked, f"fused in chunks of two disagrees with serial{share}")
 
 
 def check_client_order(case: Case) -> None:
-    """Listing the clients in another order changes nothing but the order of the results."""
+    """Check that another order of the clients only changes the order of the results."""
     order = [2, 0, 3, 1]
     turned = dataclasses.replace(case, federation=case.federation.reordered(order)).serial
     problem = "the order of the clients changes the"
@@ -165,19 +165,19 @@ def check_client_order(case: Case) -> None:
 
 
 def check_node_order(case: Case) -> None:
-    """Numbering each client's nodes differently changes nothing."""
+    """Check that another numbering of each client's nodes changes nothing."""
     graphs = tuple(relabelled(graph, seed) for seed, graph in enumerate(case.federation.graphs))
     moved = dataclasses.replace(case.federation, graphs=graphs)
     turned = dataclasses.replace(case, federation=moved).serial
     problem = "the numbering of the nodes changes"
     _same_trees(case.serial.server, turned.server, f"{problem} the server's tree")
     for scored, scores in case.serial.history.scores.items():
-        # A method may keep everything on its clients; then only the scores can tell.
+        # If all state stays on the clients, only the scores can reveal a difference.
         _close(scores[-1], turned.history.scores[scored][-1], f"{problem} the {scored} scores")
 
 
 def check_resume(case: Case) -> None:
-    """A run that is stopped and continued ends with exactly the same numbers."""
+    """Check that a stopped and resumed run ends with exactly the same numbers."""
     longer = dataclasses.replace(case, rounds=case.rounds + 1, fraction=0.75)
     whole, experiment = longer.run("fused"), dataclasses.replace(longer.experiment, engine="fused")
     with TemporaryDirectory() as folder, _explained(case.method, "fused"):
@@ -189,24 +189,24 @@ def check_resume(case: Case) -> None:
 
 
 def check_replay(case: Case) -> None:
-    """Rounds that are recorded once and replayed, as on a GPU, give the same numbers."""
+    """Check that recorded and replayed rounds, as on a GPU, give the same numbers."""
     experiment = dataclasses.replace(case.experiment, rounds=case.rounds + 2)
     with _explained(case.method, "fused"):
         straight = experiment.run()
         replayed = dataclasses.replace(experiment, replay=True).run()
     _same_runs(straight, replayed, "a replayed run differs from the run itself")
     if list(straight.ledger.rows()) != list(replayed.ledger.rows()):
-        raise ContractBroken("the ledger of a replayed run differs from that of the run itself")
+        raise ContractBroken("a replayed run has another ledger than the run itself")
 
 
 def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
-    """A method that averages (it has a field `aggregate`) can take another rule than the mean."""
+    """Check that a method with a field `aggregate` accepts another rule than the mean."""
     if not any(field.name == "aggregate" for field in dataclasses.fields(method)):
         return
     try:
         changed = dataclasses.replace(method, aggregate=Median())  # type: ignore[call-arg]
     except ConfigError:
-        return  # the method refuses the rule with a sentence
+        return  # the method rejects the rule with an error
     case = Case(changed, federation, rounds)
     fused, mean = case.run("fused"), Case(method, federation, rounds).run("fused")
     _same_runs(case.serial, fused, "engines serial and fused disagree with aggregate=median")
@@ -219,7 +219,7 @@ def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
 
 
 def check_steps(case: Case) -> None:
-    """Every step is pure, and its reply carries what was declared and nothing private."""
+    """Check that every step is pure, and that its reply contains only declared data."""
     method, watcher = case.method, _Watcher()
     simulation = Simulation(case.federation, method, engine=watcher)
     with _explained(method, "wire"):
@@ -231,7 +231,7 @@ def check_steps(case: Case) -> None:
 
 
 class _Watcher:
-    """The wire engine; it examines every step the first two times that the step runs."""
+    """The wire engine with checks. It examines the first two calls of every step."""
 
     name = "wire"
 
@@ -260,7 +260,7 @@ class _Watcher:
 
 
 def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tensor) -> None:
-    """Run one step twice on copies and compare everything that must not change."""
+    """Run one step twice on copies, and compare everything that must not change."""
     inputs = (graph, message, state)
     before = tree_map(torch.clone, inputs)
     attributes = {name: repr(value) for name, value in vars(step.owner).items()}
@@ -273,7 +273,7 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
     _same_trees(*answers, f"{where} is not pure: {problem}", tolerance=0.0)
     _same_trees(inputs, before, f"{where} changed one of its inputs in place", tolerance=0.0)
     if {name: repr(value) for name, value in vars(step.owner).items()} != attributes:
-        raise ContractBroken(f"{where} keeps something on self; return it as private state instead")
+        raise ContractBroken(f"{where} stores data on self; return them as private state instead")
     if not dataclasses.is_dataclass(reply) or isinstance(reply, type):
         raise ContractBroken(f"{where} must reply with a record, not {type(reply).__name__}")
     for name, leaf in named_leaves(reply):
@@ -284,13 +284,13 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
             same = leaf.shape == kept.shape and leaf.numel() > 1 and torch.equal(leaf, kept)
             if same and bool(leaf.any()) and not declared:
                 raise ContractBroken(
-                    f"{where}: reply '{name}' is the private state '{private}'; if that "
+                    f"{where}: reply '{name}' is the private state '{private}'; if it "
                     "must leave, declare it with its reason (client_step(discloses=...))"
                 )
 
 
 def small_graph_federation() -> Federation:
-    """Clients with several graphs each, and different features and classes; two have batches."""
+    """Clients with several graphs, and different features and classes. Two have batches."""
     counts, features = (6, 9, 7, 5), (FEATURES, FEATURES - 4, 6, FEATURES)
     clients = zip(counts, features, (2, CLASSES, CLASSES, 2), strict=True)
     graphs = tuple(_small_graphs(seed, *client) for seed, client in enumerate(clients))
@@ -298,7 +298,7 @@ def small_graph_federation() -> Federation:
 
 
 def _small_graphs(seed: int, count: int, features: int, classes: int) -> Graph:
-    """Several small graphs end to end; labels and roles stand on the first node of each."""
+    """Join several small graphs. Labels and roles are on the first node of each graph."""
     parts = [_small_graph(3 + (seed + 2 * n) % 5, 10 * seed + n) for n in range(count)]
     sizes = torch.tensor([part.num_nodes for part in parts])
     starts = torch.cumsum(sizes, 0) - sizes
@@ -328,12 +328,12 @@ def small_federation(sizes: tuple[int, ...] = SIZES) -> Federation:
 def _small_graph(size: int, seed: int) -> Graph:
     key, dtype = fold(make_key(seed), "contract"), torch.get_default_dtype()
     places = uniform(fold(key, "edges"), (2, 2 * size), dtype)
-    ends = (places * (size - 1)).long()  # the last is isolated
+    ends = (places * (size - 1)).long()  # the last node is isolated
     ends = ends[:, ends[0] != ends[1]]
     edges = torch.unique(torch.cat([ends, ends.flip(0)], dim=1), dim=1)
     x = uniform(fold(key, "x"), (size, FEATURES), dtype)
     nodes = torch.arange(size)
-    y = (nodes + nodes // 3 + seed) % CLASSES  # every class in every role
+    y = (nodes + nodes // 3 + seed) % CLASSES  # every class in every split
     own = 0.3 * torch.nn.functional.one_hot(y, FEATURES)
     x = torch.where(x > 0.5, x, torch.zeros_like(x)) + own
     role = nodes % 3
@@ -342,7 +342,7 @@ def _small_graph(size: int, seed: int) -> Graph:
 
 
 def relabelled(graph: Graph, seed: int) -> Graph:
-    """The same graph with its nodes numbered differently; ids move with the nodes."""
+    """Return the same graph with its nodes numbered differently. Ids move with the nodes."""
     order = torch.argsort(uniform(fold(make_key(seed), "order"), (graph.num_nodes,)))
     place = torch.argsort(order)
     if not isinstance(graph.x, Tensor):
@@ -359,7 +359,7 @@ def relabelled(graph: Graph, seed: int) -> Graph:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """float64 as the default type, and back."""
+    """Set float64 as the default type, and restore it."""
     with ExitStack() as afterwards:
         afterwards.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float64)
@@ -368,7 +368,7 @@ def double_precision() -> Iterator[None]:
 
 @contextmanager
 def _explained(method: Method, engine: str) -> Iterator[None]:
-    """Errors inside a run become broken contracts that name method and engine."""
+    """Convert errors inside a run into broken contracts that name method and engine."""
     try:
         yield
     except ContractBroken:
@@ -408,6 +408,6 @@ def _close(
     worst = float(gap.max())
     if not worst <= tolerance:
         largest, differ = float(one.abs().nan_to_num().max()), f"they differ by {worst:.3g}"
-        # Both are right but for rounding, and far too large.
+        # Both are equal up to rounding, but far too large.
         why = f"; they reach {largest:.0e}: {EXPLODES}" if worst < 1e-9 * largest else ""
         raise ContractBroken(f"{problem}: {differ} (allowed {tolerance:.0e}){why}")

@@ -13,7 +13,7 @@ import pytest
         (["run", "--kit", "admin", "--deadline", "0"], "deadline is 0"),
         (["run", "nothing", "--kit", "admin"], "unknown method"),
         (["run", "--kit", "admin", "--resume", "x"], "holds no federated run"),
-        (["run", "fedavg", "--kit", "admin", "--resume", "x"], "leave the rest out"),
+        (["run", "fedavg", "--kit", "admin", "--resume", "x"], "remove the other options"),
         (["demo", "--set", "x"], "--set takes key=value"),
         (["demo", "--clients", "0"], "clients is 0"),
     ],

@@ -74,8 +74,8 @@ def test_a_restart_without_a_policy_keeps_the_last_one(cli, trial, tmp_path, mon
     kit, data = trial.kits / "site-1", trial.kits / "data" / "client-1.atoll"
     (policy := tmp_path / "policy.toml").write_text("noise = 1.0\nepsilon = 2.0\n")
     words = ("federate", "site", "--kit", kit, "--data", data)
-    assert "as at the last start" not in cli(*words, "--policy", policy).stderr
-    assert f"policy {policy}, as at the last start" in cli(*words).stderr.replace("\n", "")
+    assert "as at the previous start" not in cli(*words, "--policy", policy).stderr
+    assert f"policy {policy}, as at the previous start" in cli(*words).stderr.replace("\n", "")
     assert read_settings(kit)["policy"] == str(policy)
     policy.unlink()
     assert "does not exist" in cli(*words, code=2).stderr
@@ -97,7 +97,7 @@ def test_a_delivered_model_is_verified_and_a_changed_one_refused(trial):
     assert done.output == said
     done = verify(model, "--kit", trial.kits / "site-2")
     assert done.exit_code == 0
-    assert done.output == f"{said[:-1]}; this kit is site-2's\n"
+    assert done.output == f"{said[:-1]}; this kit belongs to site-2\n"
     (model / "seed-0" / "model.toml").write_text("")
     done = verify(model, "--kit", kit)
     assert done.exit_code == 2

@@ -24,7 +24,7 @@ from atoll.experiment.config import make_config
 
 
 def test_a_protocol_that_holds_a_client_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'fedlog' holds a client out, but every site of a fede"):
+    with pytest.raises(ConfigError, match="'fedlog' holds out one client, but every site of a"):
         make_order(make_config(protocol="fedlog"), ("a", "b"), None, 60.0, 100.0)
 
 
@@ -42,7 +42,7 @@ def test_a_run_continues_without_sites_that_it_has_and_that_the_quorum_can_spare
     assert continue_without(less, names(None)) == less
     with pytest.raises(ConfigError, match="the run has no site 'x'; it has: a, b, c"):
         continue_without(order, ("x",))
-    with pytest.raises(ConfigError, match="1 sites are left, but the quorum is 2"):
+    with pytest.raises(ConfigError, match="1 sites remain, but the quorum is 2"):
         continue_without(less, ("c",))
 
 
@@ -81,6 +81,6 @@ def test_each_line_about_a_job_is_printed_once(
     session = order = SimpleNamespace()
     assert supervise(session, order, Path("x"), quiet=False) == "done"
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["a is left out: slow", "round 1 of 2, validation 50.0%", "round 2 of 2"]
+    assert lines == ["a is excluded: slow", "round 1 of 2, validation 50.0%", "round 2 of 2"]
     supervise(session, order, Path("x"), quiet=True)
-    assert capsys.readouterr().err.splitlines() == ["a is left out: slow"]
+    assert capsys.readouterr().err.splitlines() == ["a is excluded: slow"]

@@ -20,8 +20,8 @@ def test_five_seeds_say_what_they_cannot_tell(tmp_path: Path) -> None:
         outcome(tmp_path, "c", noisy(0.6, 5)),
     ])  # fmt: skip
     said = " ".join(found.sentences())
-    assert "With 5 pairs Wilcoxon's test cannot reach p < 0.05 whatever the scores" in said
-    assert "its smallest p is 0.0625, 0.125 after Holm's correction; it takes 7 seeds" in said
+    assert "With 5 pairs, Wilcoxon's test cannot reach p < 0.05 for any scores" in said
+    assert "its smallest p is 0.0625, 0.125 after Holm's correction; it needs 7 seeds" in said
     assert "so the paired t-test decides here" in said
     assert found.tests()[0]["wilcoxon"] == 0.125
 
@@ -42,8 +42,8 @@ def test_all_noise_is_said_plainly(tmp_path: Path) -> None:
 def test_equal_gaps_have_no_spread_to_measure_by(tmp_path: Path) -> None:
     found = compared([outcome(tmp_path, "a", [0.5, 0.7]), outcome(tmp_path, "b", [0.6, 0.8])])
     assert found.sentences()[1] == (
-        "For a against b, all 2 differences are −10.0 points, so that there is no spread to "
-        "measure by; more seeds would tell."
+        "For a against b, all 2 differences are −10.0 points, so they have no variance; "
+        "use more seeds."
     )
 
 

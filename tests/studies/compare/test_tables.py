@@ -74,7 +74,7 @@ def test_validation_decides_a_grid_and_test_scores_of_others_stay_unread(tmp_pat
         ("1", "0.7"), ("1", "0.72"), ("0", ""), ("0", ""), ("1", "0.6"), ("1", "0.62"),
     ]  # fmt: skip
     assert {row["bytes_per_round"] for row in rows} == {"1.0"}  # scoring is not traffic
-    assert "Hyper-parameters were chosen by validation scores" in found.latex()
+    assert "Validation scores selected the hyper-parameters" in found.latex()
 
 
 def test_a_failed_point_leaves_the_others_and_is_told(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_lacks_is_left_out_of_ranks_and_reported() -> None:
     assert found is not None
     assert found.methods[0] == "d"
     assert found.problems == (("cora", "louvain-10"), ("actor", "louvain-10"))
-    assert found.notes == ("1 problem without all of these methods: not counted.",)
+    assert found.notes == ("1 problem without all of these methods: excluded.",)
     assert rank_methods(rows[:3]) is None
     assert rank_methods([]) is None
 
@@ -84,7 +84,7 @@ def test_a_method_that_diverged_is_last() -> None:
     assert found is not None
     assert found.methods == ("b", "c", "a")
     assert found.mean_ranks[-1] == 3
-    assert "Where a seed diverged (a), a method has 0 points." in found.notes
+    assert "If a seed diverged (a), the score of the method is 0." in found.notes
     assert cells(result_tables(rows, read_leagues())[0])[-1] == ["a", "diverged", "diverged"]
     table = rank_table(rows, read_leagues())
     assert table is not None

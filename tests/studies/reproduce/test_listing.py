@@ -17,7 +17,7 @@ from atoll.studies.reproduce.recipes import PAPERS, absent, read_paper
 from atoll.studies.reproduce.table import PaperStudy, Wanted, plan_table, reproduce_table, unique
 from tests.data.public.layouts import write_raw
 
-WITHOUT_RUNS = ("not a result", "made of the data", "no numbers", "not drawn")
+WITHOUT_RUNS = ("not a result", "computed from data", "no numbers", "not drawn")
 
 
 def test_absent_data_stand_in_brackets_and_take_no_time(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_parts_say_what_runs_and_where_data_are(tmp_path: Path) -> None:
     ]
     assert parts[-1] == f"wikics is not in {tmp_path}; get with: atoll data fetch wikics"
     from_data = dry_run_parts(read_paper("gcfl"), "table", "1", wanted)
-    assert from_data[1] == "It is made of the data, without runs."
+    assert from_data[1] == "It is computed from the data, without runs."
 
 
 CELLS = [

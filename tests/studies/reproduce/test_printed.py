@@ -46,7 +46,7 @@ def test_both_verdicts_and_the_last_round_are_shown(everything_here: None, tmp_p
     found = Reproduction(paper, "4", rows, wanted.rules(paper), None, 3)
     markdown = write_table(found, tmp_path, tex=False)[1].read_text()
     assert "| 44.5 ± 0.4 | 44.8 ± 0.5 | +0.3 | reproduced ~ | 41.5 ± 2.0 |" in markdown
-    assert "1 of 1 compatible by both spreads" in markdown
+    assert "1 of 1 statistically compatible" in markdown
     record = summary(found)["cells"][0]
     assert (record["compatible"], record["last_ours"]) == (True, 41.5)
     assert all(table.columns[-1].name == "last" for table in terminal_tables(found))

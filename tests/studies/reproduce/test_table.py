@@ -175,7 +175,7 @@ def test_averages_need_all_data_sets(tmp_path: Path) -> None:
     iih = read_paper("fediih")
     only = parse_only(["dataset=AVG(all datasets),method=Local"])
     (row,) = plan_table(iih, "1", Wanted(only, root=str(tmp_path)))
-    assert row.reason.startswith("a mean over data sets that are not all here: Cora")
+    assert row.reason.startswith("a mean over data sets, of which some are missing: Cora")
 
 
 def test_gains_bring_their_baseline_and_have_none_under_strict(everything_here: None) -> None:

@@ -59,5 +59,5 @@ def test_the_first_trial_is_called_the_defaults_only_where_it_is(whole: TuningRe
     assert not found.methods["fedavg"].defaults
     console.print(rich_table(trials_table(found.methods["fedavg"])))
     console.print(rich_table(final_table(found)))
-    assert "(its own defaults)" not in console.export_text(clear=False)
+    assert "(default settings)" not in console.export_text(clear=False)
     assert re.search(r"^fedavg +2 +– ", console.export_text(), re.MULTILINE)

@@ -91,7 +91,7 @@ def test_a_method_that_never_ends_does_not_cost_the_others_their_results(
     assert list(found.methods) == ["fedavg"]
     assert found.methods["fedavg"].test is not None
     assert found.failed == ["local"]
-    said = "no trial of local came to its end; the first said: weights are not finite"
+    said = "no trial of local is complete; the first error is: weights are not finite"
     assert said in found.notes
     names = [cell["name"] for cell in json.loads((tmp_path / "t/study.json").read_text())["cells"]]
     assert "test-local" not in names

@@ -87,7 +87,7 @@ def test_what_the_user_sets_is_not_searched() -> None:
 def test_what_another_network_lacks_is_left_out_and_said() -> None:
     found, notes = settings(set={"net": "sgc"})
     assert found.keys() == {"lr", "weight_decay", "mu"}
-    assert "dropout is not searched, because net has none" in notes[0]
+    assert "dropout is not searched, because net lacks it" in notes[0]
 
 
 OWN = """

@@ -96,7 +96,7 @@ def test_more_trials_go_on_and_a_new_choice_is_tested_apart(
     assert "earlier choice was tested as well" in longer.notes[0]
     with pytest.raises(ConfigError, match="1 are fewer"):
         tune(out=tmp_path, clients=2, trials=1)
-    with pytest.raises(ConfigError, match=r"begun with other options \("):
+    with pytest.raises(ConfigError, match=r"started with other options \("):
         tune(out=tmp_path, clients=3)
 
 
@@ -113,7 +113,7 @@ def test_a_published_grid_is_tried_point_by_point() -> None:
                        rounds=2, set={"hidden": 8})  # fmt: skip
     tuned = found.methods["fedprox"]
     assert [t.settings for t in tuned.trials] == [{"mu": mu} for mu in (0.001, 0.01, 0.1, 1.0)]
-    assert "4 points, and each is tried once" in found.notes[0]
+    assert "4 points, so each is tried once" in found.notes[0]
 
 
 def test_a_data_set_with_its_own_metric_is_tuned_by_it(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         tune(pruner="medain")
     with pytest.raises(ConfigError, match="named twice"):
         atoll.tune(["fedavg", "fedavg"])
-    with pytest.raises(ConfigError, match="picks by test scores"):
+    with pytest.raises(ConfigError, match="selects by test scores"):
         tune(compat=["test-selection"])
     with pytest.raises(ConfigError, match="given by name"):
         atoll.tune([atoll.methods.FedAvg])

@@ -1,4 +1,4 @@
-"""`atoll federate ...`: methods on real sites over the network."""
+"""`atoll federate ...`: run methods on real sites over the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ __all__ = ["federate"]
 
 @click.group(short_help="Run methods on real sites over the network.")
 def federate() -> None:
-    """Run methods on real sites (NVIDIA FLARE): mutual TLS, a policy and an audit log each."""
+    """Run methods on real sites with NVIDIA FLARE and mutual TLS.
+
+    Each site has its own policy and its own audit log.
+    """
 
 
 KEYS = (init, request, approve, join, renew, remove)

@@ -1,4 +1,4 @@
-"""Commands of the administrator: run a method, see and stop jobs, try a federation."""
+"""Commands of the administrator: run a method, stop jobs, and run a demo federation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from atoll.deploy.kits import about_kit, need_nvflare
     METHOD,
     KIT,
     *TRAINING,
-    option("--sites A,B,...", "Sites that take part.  [default: all approved or connected]"),
-    option("--name NAME", "Name of the data, for tables."),
+    option("--sites A,B,...", "Run on these sites.  [default: all approved or connected sites]"),
+    option("--name NAME", "Set the name of the data in tables."),
     *FAULTS,
     OUT,
-    resume("Continue the run in DIR."),
-    option("--without A,B,...", "With --resume: sites that take no part any more."),
+    resume("Resume the run in DIR."),
+    option("--without A,B,...", "Exclude these sites from the resumed run."),
     AS_JSON,
 )
 def run(
@@ -42,12 +42,13 @@ def run(
     folder, chosen = given.pop("resume_from"), chosen_options(given)
     if resuming := folder is not None:
         if chosen:
-            why = "--resume continues a run with its own configuration; leave the rest out"
+            why = "--resume continues a run with its own configuration; remove the other options"
             raise ConfigError(why)
         order = session.continue_without(read_saved_order(folder), dropped)
     else:
         if dropped:
-            raise ConfigError("--without continues a run; choose the sites of a new one by --sites")
+            why = "--without needs --resume; choose the sites of a new run with --sites"
+            raise ConfigError(why)
         config = make_config(data=name or "federation", **chosen)
         some = session.names(sites) or tuple(about["sites"])
         folder = session.new_folder(out, config.method)
@@ -55,7 +56,7 @@ def run(
     waiting.update(
         resuming=resuming,
         removed=lambda: about_kit(kit).get("removed", ()),
-        kept=f"the run is kept; continue with: atoll federate run --resume {folder} --kit {kit}",
+        kept=f"the run is saved; continue with: atoll federate run --resume {folder} --kit {kit}",
     )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
         if not resuming and not sites:
@@ -64,9 +65,9 @@ def run(
     show_results([result], folder, as_json=as_json, quiet=as_json)
 
 
-@command("Stop the running jobs.", KIT)
+@command("Stop all running jobs.", KIT)
 def stop(kit: Path) -> None:
-    """Stop the running jobs; their runs are kept, and `run --resume` continues them."""
+    """Stop all running jobs. Their runs stay saved, and `run --resume` continues them."""
     about = session.open_kit(kit, "admin")
     with session.open_admin(kit, about["name"]) as admin:
         stopped = session.stop_jobs(admin)
@@ -74,20 +75,20 @@ def stop(kit: Path) -> None:
 
 
 @command(
-    "A whole federation on this machine, with mutual TLS.",
+    "Run a demo federation on this machine, with mutual TLS.",
     METHOD,
-    option("--clients K", "Sites.", int, default=3),
-    option("--data NAME|PATH", "As for `atoll run`.  [default: lagoon]"),
-    option("--partition NAME", "As for `atoll run`."),
+    option("--clients K", "Set the number of sites.", int, default=3),
+    option("--data NAME|PATH", "Load these data, as in `atoll run`.  [default: lagoon]"),
+    option("--partition NAME", "Divide the graph by this rule, as in `atoll run`."),
     DATA_ROOT,
     *TRAINING,
     *FAULTS,
-    option("--keep DIR", "Keep kits, logs and states there.  [default: thrown away]", PATH),
+    option("--keep DIR", "Keep kits, logs and states in DIR.  [default: delete them]", PATH),
     OUT,
     AS_JSON,
 )
 def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Provision, start, run and clean up a federation on loopback."""
+    """Create, run and clean up a federation on this machine, with mutual TLS."""
     from atoll.deploy.local import Demo
     from atoll.experiment.problem import Problem
 

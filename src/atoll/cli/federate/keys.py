@@ -1,4 +1,4 @@
-"""Commands for keys: found a federation, ask for a certificate, approve, join, renew, remove."""
+"""Commands for keys: create a federation, request a certificate, approve, join, renew, remove."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from typing import Any
 
 import click
 
-from atoll.cli.federate.session import KIT, open_admin, open_kit, stop_jobs, stopping
+from atoll.cli.federate.session import HOST, KIT, PORT, open_admin, open_kit, stop_jobs, stopping
 from atoll.cli.options import PATH, command, option
 from atoll.core.errors import ConfigError, check_name
 from atoll.deploy import keys
-from atoll.deploy.kits import PASSPHRASE, PORT, ROOT_DAYS, certificate_days, write_about
+from atoll.deploy.kits import PASSPHRASE, ROOT_DAYS, certificate_days, write_about
 
 PASSPHRASE_FILE = option(
     "--passphrase-file FILE",
-    f"The passphrase of the root's key.  [default: {PASSPHRASE}, else asked]",
+    f"Read the passphrase of the root's key from FILE.  [default: {PASSPHRASE}, else a prompt]",
     PATH,
 )
-FEDERATION = option("--federation DIR", "The folder of `atoll federate init`.", PATH, required=True)
+FEDERATION = option(
+    "--federation DIR", "Use the folder that `atoll federate init` created.", PATH, required=True
+)
 KIND = click.Option(
     ["--kind"],
     type=click.Choice(["site", "server", "admin"]),
     default="site",
-    help="The kind of party; choose server or admin only for your own kits.",
+    help="Set the role of the party; use server or admin only for kits that you control.",
     show_default=True,
 )
 
 
 def fingerprint_option(whose: str) -> click.Option:
-    """`--fingerprint`, which takes the place of the question whether two are equal."""
-    return option("--fingerprint TEXT", f"The fingerprint that {whose} read to you.")
+    """Define `--fingerprint`, which replaces the interactive comparison."""
+    text = f"Compare with the fingerprint that {whose} gave you, for example by phone."
+    return option("--fingerprint TEXT", text)
 
 
 def read_passphrase(file: Path | None, *, new: bool = False) -> str:
-    """The passphrase of the root's key, from a file, the environment or the keyboard."""
+    """Read the passphrase of the root's key from a file, the environment or the keyboard."""
     if file is not None:
         try:
             return file.read_text().strip()
         except (OSError, ValueError):
-            raise ConfigError(f"'{file}' holds no readable passphrase; give a text file") from None
+            problem = f"'{file}' contains no readable passphrase; give a text file"
+            raise ConfigError(problem) from None
     if PASSPHRASE in os.environ:
         return os.environ[PASSPHRASE]
     if not sys.stdin.isatty():
@@ -52,7 +56,7 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
 
 
 def compare(found: str, given: str | None, whose: str) -> None:
-    """Continue only if the fingerprint is the one that another person read out."""
+    """Continue only if the fingerprint equals the one that the other party reads out."""
     if given is not None:
         if not keys.same_fingerprint(given, found):
             raise ConfigError(f"the fingerprint is {found}, not {given}; do not use this file")
@@ -63,14 +67,14 @@ def compare(found: str, given: str | None, whose: str) -> None:
 
 
 @command(
-    "Found a federation: its root, its server, its administrator.",
-    option("--host TEXT", "The name by which the sites reach the server.", required=True),
-    option("--port INTEGER", "The port of the server.", int, default=PORT),
-    option("--out DIR", "Folder of the coordinator.", PATH, required=True),
+    "Create a federation with its root certificate.",
+    option("--host TEXT", HOST, required=True),
+    PORT,
+    option("--out DIR", "Write the coordinator's files into this folder.", PATH, required=True),
     PASSPHRASE_FILE,
 )
 def init(host: str, port: int, out: Path, passphrase_file: Path | None) -> None:
-    """Make the root of a federation, and the kits of its server and its administrator.
+    """Create the root certificate of a federation, and the kits of server and administrator.
 
     The root's key signs every certificate. It stays in DIR/root, encrypted with a passphrase.
     """
@@ -83,18 +87,21 @@ def init(host: str, port: int, out: Path, passphrase_file: Path | None) -> None:
 
 
 @command(
-    "Ask to take part, with a key made here.",
-    option("--name NAME", "Name of your site.", required=True),
-    option("--out DIR", "Folder of your kit.", PATH, required=True),
+    "Create a key and a request to join a federation.",
+    option("--name NAME", "Set the name of your site.", required=True),
+    option("--out DIR", "Write your kit into this folder.", PATH, required=True),
 )
 def request(name: str, out: Path) -> None:
-    """Make a key, which stays here, and a request for its certificate."""
+    """Create a key, which does not leave this machine, and a request for its certificate."""
     _show_request(keys.make_request(out, name))
 
 
-@command("Ask for a new certificate before the old one ends.", KIT)
+@command("Request a new certificate before the old one expires.", KIT)
 def renew(kit: Path) -> None:
-    """Make a new key for a kit, and a request for its certificate; the old one stays until then."""
+    """Create a new key for a kit, and a request for its certificate.
+
+    The kit keeps its old key until you run `atoll federate join` with the new certificate.
+    """
     _show_request(keys.make_request(kit))
 
 
@@ -104,10 +111,10 @@ def _show_request(file: Path) -> None:
 
 
 @command(
-    "Sign the request of a site.",
+    "Sign the certificate request of a site.",
     click.Argument(["file"], type=PATH),
     FEDERATION,
-    option("--days N", "Days that the certificate is valid.", int, default=keys.DAYS),
+    option("--days N", "Make the certificate valid for N days.", int, default=keys.DAYS),
     fingerprint_option("the site"),
     KIND,
     PASSPHRASE_FILE,
@@ -115,7 +122,7 @@ def _show_request(file: Path) -> None:
 def approve(
     file: Path, federation: Path, fingerprint: str | None, passphrase_file: Path | None, **how: Any
 ) -> None:
-    """Sign the request in FILE: its site becomes or stays a member of the federation."""
+    """Sign the request in FILE. Its site becomes, or remains, a member of the federation."""
     asked = keys.read_request(file)
     click.echo(f"{asked.kind} {asked.name}: {asked.fingerprint}")
     compare(asked.fingerprint, fingerprint, asked.name)
@@ -128,13 +135,13 @@ def approve(
 
 
 @command(
-    "Put the coordinator's answer into your kit.",
+    "Install the signed certificate in your kit.",
     click.Argument(["file"], type=PATH),
     KIT,
     fingerprint_option("the coordinator"),
 )
 def join(file: Path, kit: Path, fingerprint: str | None) -> None:
-    """Complete a kit, or renew it, with the certificate in FILE."""
+    """Complete or renew a kit with the certificate in FILE, which the coordinator signed."""
     given = keys.read_approval(file)
     if not (kit / "kit.json").exists():
         click.echo(f"root of the federation: {given.fingerprint}")
@@ -150,21 +157,22 @@ def join(file: Path, kit: Path, fingerprint: str | None) -> None:
     option("--yes", "Do not ask for confirmation."),
 )
 def remove(name: str, kit: Path, yes: bool) -> None:
-    """Let the server refuse the site NAME from now on, also after a restart.
+    """Block the site NAME at the server permanently, also after a restart.
 
-    Its name cannot come back, because its certificate cannot be taken away. The site keeps its
-    data, its private states, its audit log and the models it received. Running jobs are stopped,
-    because a job keeps its sites. An open `run`, or `run --resume`, continues them without NAME.
+    You cannot use its name again, because its certificate cannot be revoked. The site keeps its
+    data, its private states, its audit log and the models that it received. The command stops
+    running jobs, because the sites of a job are fixed. A `run` that is still open, or
+    `run --resume`, continues them without NAME.
     """
     about = open_kit(kit, "admin")
     with open_admin(kit, about["name"]) as admin:
         check_name("site", name, {*about["sites"], *admin.connected()})
         if not yes:
-            click.confirm(f"remove {name}? its name cannot come back", abort=True)
+            click.confirm(f"remove {name}? you cannot use its name again", abort=True)
         admin.remove(name)
         about["sites"] = [site for site in about["sites"] if site != name]
         about["removed"] = [*about.get("removed", []), name]
-        write_about(kit, about)  # before jobs stop, because an open `run` reads it then
+        write_about(kit, about)  # before jobs stop, because an open `run` then reads it
         for job in stop_jobs(admin):
             click.echo(f"stopped {job}; `run --resume` continues it without {name}")
     click.echo(f"{name} is removed; it keeps its data, states, audit log and received models")

@@ -1,4 +1,4 @@
-"""Commands of the parties of a federation: make kits, divide data, serve, take part, predict."""
+"""Commands of the parties of a federation: create kits, divide data, serve, train, predict."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import click
 from atoll.cli import options
 from atoll.cli.common import config_of, make_console, pop
 from atoll.cli.federate import session
-from atoll.cli.federate.session import AS_JSON, KIT, METRICS
+from atoll.cli.federate.session import AS_JSON, HOST, KIT, METRICS, PORT
 from atoll.cli.options import PATH, Strings, command, option
-from atoll.cli.predict import BLOCK, TABLE, THRESHOLD, write
+from atoll.cli.predict import BLOCK, JOINED, NEW, TABLE, THRESHOLD, write
 from atoll.deploy.kits import (
-    PORT,
     about_kit,
     read_settings,
     server_command,
@@ -25,44 +24,50 @@ from atoll.deploy.kits import (
 )
 from atoll.deploy.kits import provision as make
 
-DATA = "Your graph: tables, .pt, .graphml, or a client file."
+DATA = "Read your graph from tables, .pt, .graphml, or a client file."
 POLICY = (
-    "What you allow (TOML), or none: every method, no disclosures.  [default: the last start's]"
+    "Follow this policy (TOML); none allows every method but no disclosures.  "
+    "[default: the policy of the previous start]"
 )
-SPLIT = "How your nodes become training, validation and test nodes."
-DEVICE = "Where your steps run: cpu, cuda or auto."
-JOINED = "NEW holds new nodes of this site's graph; its edges may name old nodes."
-DRY_RUN = "Show what METHOD would send from here, and do not join."
+CLASSES = "Name all classes of the federation if your data do not contain every class."
+SPLIT = "Split your nodes into training, validation and test nodes by this rule."
+SEED = option("--seed S", "Set the seed of the split.  [default: 0]", int)
+DEVICE = option("--device NAME", "Compute on cpu, cuda or auto.", default="cpu")
+DRY_RUN = "List the data that METHOD would send from this site, and exit."
 
 
 @command(
-    "Make the kits of a federation.",
+    "Create all kits of a trial federation.",
     options.repeatable(
-        "--site NAME", "An organisation that takes part; repeatable.", name="sites", required=True
+        "--site NAME",
+        "Create a kit for this organisation; repeatable.",
+        name="sites",
+        required=True,
     ),
-    option("--host TEXT", "The name by which the sites reach the server.", default="localhost"),
-    option("--port INTEGER", "The port of the server.", int, default=PORT),
-    option("--out DIR", "Folder for the kits.", PATH, required=True),
+    option("--host TEXT", HOST, default="localhost"),
+    PORT,
+    option("--out DIR", "Write the kits into this folder.", PATH, required=True),
 )
 def provision(sites: Strings, host: str, port: int, out: Path) -> None:
-    """Make one kit for the server, one for the administrator and one for each site.
+    """Create one kit for the server, one for the administrator and one for each site.
 
-    For trials: all private keys are made here, and no site can be added or renewed later. A real
-    federation begins with `atoll federate init`, where each party makes its own key.
+    Use this only for trials: it creates all private keys here, and you cannot add or renew a site
+    later. A real federation begins with `atoll federate init`, and each party creates its own key.
     """
     for name, kit in make(out, sites, host=host, port=port).items():
         click.echo(f"{name:28} {kit}")
-    click.echo("for trials: all private keys were made here, and the root's key is gone", err=True)
+    text = "only for trials: all private keys were created here, and the root's key is deleted"
+    click.echo(text, err=True)
 
 
 @command(
     "Divide a data set into one file per site, for a trial.",
     *options.FEDERATION,
-    options.SEED,
-    option("--out DIR", "Folder for the files.", PATH, required=True),
+    options.SEED_OF_DATA,
+    option("--out DIR", "Write the files into this folder.", PATH, required=True),
 )
 def split(out: Path, **given: object) -> None:
-    """Divide a data set as `atoll run` would, and write one file per client."""
+    """Divide a data set as `atoll run` does, and write one file per client."""
     from atoll.deploy.site_data import write_clients
     from atoll.experiment.problem import Problem
 
@@ -85,15 +90,15 @@ def server(kit: Path, metrics: int | None) -> None:
 
 
 @command(
-    "Take part with your own data.",
+    "Start a site that trains on your own data.",
     KIT,
     option("--data PATH", DATA, PATH, required=True),
     option("--policy FILE", POLICY, PATH),
-    option("--schema FILE", "Column roles of your own tables (TOML).", PATH),
-    option("--classes A,B,...", "All classes of the federation, where you may lack some."),
+    option("--schema FILE", options.SCHEMA, PATH),
+    option("--classes A,B,...", CLASSES),
     option("--split NAME", SPLIT, default="stratified"),
-    options.SEED,
-    option("--device NAME", DEVICE, default="cpu"),
+    SEED,
+    DEVICE,
     option("--dry-run METHOD", DRY_RUN, name="method"),
     options.SETTINGS,
     options.DP,
@@ -104,22 +109,23 @@ def server(kit: Path, metrics: int | None) -> None:
     AS_JSON,
 )
 def site(kit: Path, data: Path, metrics: int | None, as_json: bool, **given: Any) -> None:
-    """Take part with your own data until Ctrl-C."""
+    """Start a site that trains on your own data until you press Ctrl-C."""
     from atoll.deploy.policy import read_policy
     from atoll.deploy.site_data import read_site_data
     from atoll.experiment.hardware import choose_device
 
     about, device = about_kit(kit), given.pop("device")
-    choose_device(device)  # a missing GPU is reported here and not in a log
+    choose_device(device)  # reports a missing GPU here and not in a log
     chosen = pop(given, "schema", "classes", "split", "seed")
     chosen |= {"classes": session.names(chosen["classes"]), "seed": chosen["seed"] or 0}
     policy, known = given.pop("policy"), read_settings(kit).get("policy")
     if policy is None and known is not None:
         policy = Path(known)
-        click.echo(f"policy {policy}, as at the last start (--policy none: without one)", err=True)
+        hint = "as at the previous start (--policy none starts without a policy)"
+        click.echo(f"policy {policy}, {hint}", err=True)
     policy = None if policy == Path("none") else policy
     rules = read_policy(policy)
-    # Reading the data now reports their faults here and not in a log.
+    # Reading the data now reports their problems here and not in a log.
     own = read_site_data(data, rare=rules.rare_categories, **chosen)
     if given["method"] is not None:
         from atoll.deploy.disclosure import disclosure, disclosure_table
@@ -143,14 +149,14 @@ def site(kit: Path, data: Path, metrics: int | None, as_json: bool, **given: Any
     KIT,
 )
 def verify(folder: Path, kit: Path) -> None:
-    """Check the server's signature of the MODEL folder, and every file in it."""
+    """Check the server's signature of the MODEL folder, and each of its files."""
     name = session.open_kit(kit, "site")["name"]
     from atoll.deploy.delivery import verify_model
 
     manifest = verify_model(folder, kit)
     seeds = manifest.rounds.items()
     rounds = ", ".join(f"seed {seed}: round {number + 1}" for seed, number in seeds)
-    other = "" if name == manifest.site else f"; this kit is {name}'s"
+    other = "" if name == manifest.site else f"; this kit belongs to {name}"
     click.echo(f"signed by the server: run {manifest.run} for {manifest.site} ({rounds}){other}")
 
 
@@ -158,11 +164,11 @@ def verify(folder: Path, kit: Path) -> None:
     "Predict your nodes with a model that the server delivered.",
     click.Argument(["model"], metavar="MODEL", type=PATH),
     KIT,
-    option("--data NEW", "Tables like those that you took part with.", PATH, required=True),
+    option("--data NEW", NEW, PATH, required=True),
     TABLE,
     option("--joined", JOINED),
     options.SEED_OF_RUN,
-    option("--device NAME", "Where to predict: cpu, cuda or auto.", default="cpu"),
+    DEVICE,
     BLOCK,
     THRESHOLD,
     options.QUIET,
@@ -170,7 +176,7 @@ def verify(folder: Path, kit: Path) -> None:
     "--out scores.csv",
 )
 def predict(model: Path, kit: Path, data: Path, out: Path, quiet: bool, **given: Any) -> None:
-    """Verify the delivered MODEL and write its predictions for NEW. Nothing leaves the site."""
+    """Verify the delivered MODEL and write its predictions for NEW. No data leave the site."""
     session.open_kit(kit, "site")
     from atoll.deploy.predict import predict_at_site
     from atoll.experiment.predictions import check_table

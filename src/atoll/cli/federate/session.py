@@ -1,4 +1,4 @@
-"""Options and steps that the commands of `atoll federate` share."""
+"""Options and functions that the commands of `atoll federate` share."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from atoll.cli import options
 from atoll.cli.common import fresh_folder
 from atoll.cli.options import PATH, Strings, option
 from atoll.core.errors import AtollError, ConfigError
+from atoll.deploy import kits
 from atoll.deploy.kits import AboutKit, about_kit, check_certificates, need_nvflare
 
 if TYPE_CHECKING:
@@ -27,18 +28,26 @@ if TYPE_CHECKING:
     from atoll.experiment.config import RunConfig
     from atoll.experiment.result import Result
 
-KIT = option("--kit DIR", "The kit of this party.", PATH, required=True)
-OUT = option("--out DIR", "Folder for the result.", PATH)
-METRICS = option(
-    "--metrics PORT", "Serve metrics and health on this port of loopback.", click.IntRange(1, 65535)
+KIT = option(
+    "--kit DIR",
+    "Use this kit, the folder with this party's keys and certificates.",
+    PATH,
+    required=True,
 )
-AS_JSON = option("--json", "Print one JSON object at the end.", name="as_json")
-DEADLINE = "Seconds that a step may take; a slower site is left out until it is back."
-WAIT = "Seconds to wait for sites that are not connected."
-REJOIN = "Whether a site that comes back joins at once, in a new job."
-UPDATES = "Largest norm of an update, as a multiple of the median of the other sites'."
+HOST = "Set the host name at which the sites reach the server."
+PORT = option("--port INTEGER", "Set the port of the server.", int, default=kits.PORT)
+OUT, AS_JSON = options.OUT, options.AS_JSON
+METRICS = option(
+    "--metrics PORT",
+    "Serve metrics and a health check on this port of localhost.",
+    click.IntRange(1, 65535),
+)
+DEADLINE = "Exclude a site that needs more than S seconds for a step, until it reconnects."
+WAIT = "Wait S seconds for sites that are not connected."
+REJOIN = "Start a new job at once when an excluded site reconnects."
+UPDATES = "Reject an update whose norm exceeds X times the median norm of the other sites."
 FAULTS = (
-    option("--quorum N", "Fewest sites that a round may have.  [default: more than half]", int),
+    option("--quorum N", "Require N sites in each round.  [default: more than half]", int),
     option("--deadline S", DEADLINE, float, default=600.0),
     option("--update-limit X", UPDATES, float, default=100.0),
     option("--wait S", WAIT, float, name="patience", default=60.0),
@@ -48,13 +57,15 @@ TRAINING = (
     *(options.ROUNDS, options.EPOCHS, options.SEEDS, options.SEED, options.SETTINGS, options.DP),
     options.ENCODER,
     *(options.METRIC, options.POSITIVE, options.THRESHOLD, *options.LOSS),
-    option("--fraction F", "Share of sites in each round.  [default: 1]", float),
-    option("--protocol NAME", "As for `atoll run`.  [default: strict]"),
+    option(
+        "--fraction F", "Train only this fraction of the sites in each round.  [default: 1]", float
+    ),
+    options.PROTOCOL,
 )
 
 
 def new_folder(out: Path | None, name: str) -> Path:
-    """The folder for a new run; refused where it holds one."""
+    """Return the folder for a new run. Raise an error if it already contains a run."""
     from atoll.experiment.folder import check_folder
 
     folder = out or fresh_folder(name)
@@ -63,14 +74,14 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 
 def names(text: str | None) -> Strings:
-    """The names in a list like "a, b"."""
+    """Parse the names in a list like "a, b"."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def make_order(
     config: RunConfig, sites: Strings, quorum: int | None, deadline: float, update_limit: float
 ) -> Order:
-    """The order for a job; names, hyper-parameters and limits are checked before it is sent."""
+    """Make the order for a job, and check names, hyper-parameters and limits before it is sent."""
     from atoll.deploy.coordinator import Order
     from atoll.experiment.config import config_text, make_config, resolve
     from atoll.experiment.protocols import protocol
@@ -81,7 +92,7 @@ def make_order(
     task = next((task for task in able if task in meant), able[0])
     whole, _ = resolve(make_config(**{**given, "objects": ("data",)}), task)
     if whole.held_out_client is not None:
-        why = "holds a client out, but every site of a federation takes part"
+        why = "holds out one client, but every site of a federation trains"
         raise ConfigError(f"protocol '{config.protocol}' {why}; choose another --protocol")
     if not sites:
         hint = "approve one (`atoll federate approve`), or name some with --sites"
@@ -99,7 +110,7 @@ def make_order(
 
 
 def continue_without(order: Order, sites: Strings) -> Order:
-    """The order without some of its sites, which take no part from now on."""
+    """Return the order without these sites, which do not train any more."""
     from msgspec.structs import replace
 
     for site in sites:
@@ -108,13 +119,13 @@ def continue_without(order: Order, sites: Strings) -> Order:
     without = tuple(dict.fromkeys((*order.without, *sites)))
     left = len(order.sites) - len(without)
     if left < order.quorum:
-        hint = "start a new run for them"
-        raise ConfigError(f"{left} sites are left, but the quorum is {order.quorum}; {hint}")
+        hint = "start a new run with them"
+        raise ConfigError(f"{left} sites remain, but the quorum is {order.quorum}; {hint}")
     return replace(order, without=without)
 
 
 def with_newcomers(order: Order, connected: Collection[str], quorum: int | None) -> Order:
-    """The order, with the connected sites that the administrator's kit does not list yet."""
+    """Add the connected sites to the order that the administrator's kit does not list yet."""
     from msgspec.structs import replace
 
     sites = (*order.sites, *sorted(set(connected) - set(order.sites)))
@@ -122,7 +133,7 @@ def with_newcomers(order: Order, connected: Collection[str], quorum: int | None)
 
 
 def open_admin(kit: Path, user: str) -> closing[AdminSession]:
-    """A session with the server, closed at the end."""
+    """Open a session with the server. The context manager closes it."""
     from atoll.engines.flare import AdminSession
 
     warn_of_end(kit)
@@ -130,7 +141,7 @@ def open_admin(kit: Path, user: str) -> closing[AdminSession]:
 
 
 def stop_jobs(admin: AdminSession) -> list[str]:
-    """Stop all jobs that have not ended; their names."""
+    """Stop all jobs that have not finished, and return their names."""
     running = [job for job in admin.jobs() if not job["status"].startswith("FINISHED")]
     for job in running:
         admin.abort(job["job_id"])
@@ -139,7 +150,7 @@ def stop_jobs(admin: AdminSession) -> list[str]:
 
 @contextmanager
 def stopping(*more: signal.Signals) -> Iterator[None]:
-    """SIGTERM, and `more`, unwind like Ctrl-C, so that processes and files are cleaned up."""
+    """Treat SIGTERM and `more` like Ctrl-C, so that processes and files are cleaned up."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -158,7 +169,7 @@ def stopping(*more: signal.Signals) -> Iterator[None]:
 def supervise(
     session: AdminSession, order: Order, folder: Path, *, quiet: bool, kept: str = "", **limits: Any
 ) -> Result:
-    """Follow a job to its end; `kept` is printed when it is interrupted."""
+    """Follow a job until it finishes. Print `kept` if the user interrupts it."""
     from atoll.deploy.coordinator import read_federated_result
     from atoll.deploy.supervise import Supervisor
 
@@ -171,7 +182,7 @@ def supervise(
 
     def on_progress(now: dict[str, Any]) -> None:
         for name, why in now["out"].items():
-            tell_once(f"{name} is left out: {why}")
+            tell_once(f"{name} is excluded: {why}")
         if now["round"] and not quiet:
             value = now.get("validation")
             score = f", validation {value:.1%}" if value is not None else ""
@@ -195,9 +206,9 @@ def foreground(
     metrics: int | None,
     prepare: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run a process until it ends or Ctrl-C, and leave none behind; serve its metrics on a port.
+    """Run a process until it ends or Ctrl-C, then end its children. Serve its metrics on a port.
 
-    `prepare` changes the kit for it (`Processes.start`).
+    `prepare` changes the kit before the process starts (`Processes.start`).
     """
     from atoll.deploy.local import NewLines, Processes, bound_log, lost_session, refusal
     from atoll.deploy.metrics import serving
@@ -212,20 +223,20 @@ def foreground(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=2)
                 bound_log(log)
-                bound_log(kit / "audit.log")  # FLARE's, of every question to the server
+                bound_log(kit / "audit.log")  # FLARE's log of every request to the server
                 if name != "server" and lost_session(recent):
-                    click.echo(f"{name}: the server does not answer any more; joining again")
+                    click.echo(f"{name}: the server does not respond any more; joining again")
                     processes.end()
                     process = processes.start(name, command, log, kit)
         except KeyboardInterrupt:
             click.echo("stopping", err=True)
             return
-    logs = f"ended by itself; see {kit / 'atoll' / 'output.log'} and {kit / 'log.json'}"
+    logs = f"ended unexpectedly; see {kit / 'atoll' / 'output.log'} and {kit / 'log.json'}"
     raise AtollError(f"{name} {why() or logs}")
 
 
 def open_kit(kit: Path, kind: str) -> AboutKit:
-    """The description of a kit of the given kind, once NVIDIA FLARE is installed."""
+    """Return the description of a kit of this kind. Raise an error without NVIDIA FLARE."""
     need_nvflare()
     about = about_kit(kit)
     found, words = kind_of(about), {"site": "a site", "admin": "the administrator"}
@@ -236,12 +247,12 @@ def open_kit(kit: Path, kind: str) -> AboutKit:
 
 
 def kind_of(about: AboutKit) -> str:
-    """The kind of party that a kit is for: site, server or admin."""
+    """Return the kind of party that a kit belongs to: site, server or admin."""
     name = about["name"]
     return "site" if name in about["sites"] else "server" if name == "server" else "admin"
 
 
 def warn_of_end(kit: Path) -> None:
-    """Warn of a certificate that ends soon; refuse one that cannot be used."""
+    """Warn if a certificate expires soon. Raise an error if it is not valid."""
     if warning := check_certificates(kit):
         click.echo(f"warning: {warning}", err=True)

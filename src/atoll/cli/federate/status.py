@@ -1,4 +1,4 @@
-"""`atoll federate status`: the federation as its administrator, its server or a site sees it."""
+"""`atoll federate status`: the state that the administrator, the server or a site knows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from atoll.deploy.kits import about_kit, certificate_days, need_nvflare
 if TYPE_CHECKING:
     from atoll.engines.flare import AdminSession
 
-SHOWN = 5  # runs and jobs, the newest; --json has all
+SHOWN = 5  # newest runs or jobs in the tables; --json contains all
 
 
-@command("Rounds, sites, traffic, epsilon and certificates.", KIT, AS_JSON)
+@command("Show rounds, sites, traffic, epsilon and certificates.", KIT, AS_JSON)
 def status(kit: Path, as_json: bool) -> None:
     """Show the state of a federation.
 
-    With the administrator's kit: sites and jobs, as the server reports them. With the kit of the
-    server or of a site: its own runs from its own files, also while it does not run.
+    With the administrator's kit, show the sites and jobs that the server reports. With the kit of
+    the server or of a site, show the runs in its folder, even if the server or site is stopped.
     """
     about = about_kit(kit)
     kind = session.kind_of(about)
@@ -50,7 +50,7 @@ def status(kit: Path, as_json: bool) -> None:
 
 
 def _federation(admin: AdminSession, expected: Sequence[str]) -> Json:
-    """Sites and jobs; the traffic is that of the job that runs."""
+    """Return the sites and jobs, with the traffic of the running job."""
     seen = admin.last_seen()
     jobs = []
     for job in admin.jobs():
@@ -123,7 +123,7 @@ def _show_site(found: Json) -> None:
 
 
 def _place(now: Json) -> str:
-    """The round of a run or of a job's progress, and its epsilon."""
+    """Format the round and the epsilon of a run or of a job's progress."""
     most = f" of {now['rounds']}" if now.get("rounds") else ""
     seed = f", seed {now['seed']}" if now.get("seed") else ""
     place = f", round {now['round']}{most}{seed}" if "round" in now else ""
@@ -145,7 +145,7 @@ def _ago(at: float | None) -> str:
 
 
 def _printable(value: object) -> str:
-    """A value as text; a reason may quote another party, which must not control the terminal."""
+    """Remove control characters, because a reason may quote another party."""
     return "".join(letter if letter.isprintable() else " " for letter in str(value))
 
 

@@ -1,11 +1,11 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
-Arms share the seeds of a problem (`plan`), and so its partitions, splits and noise. An arm with a
-grid has one run per point; only validation scores choose its winner.
+Arms share the seeds of a problem (`plan`), and therefore its partitions, splits and noise. An arm
+with a grid has one run per point, and only validation scores select its winner.
 
-`study.json` has "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). Each run's
-labels are data, clients (null: the data or the protocol decide), method (the arm's label) and point
-of the grid. `compare.json`, `compare.csv` and `compare.md` appear when all runs have ended.
+`study.json` contains "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). The
+labels of a run are data, clients (null: the data or the protocol decide), method (the arm's label)
+and grid point. `compare.json`, `compare.csv` and `compare.md` appear when all runs have ended.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def compare(
 
     Args:
         methods: Names of methods or baselines, with settings (`fedprox:mu=0.1`) and labels
-            (`strong=fedprox:mu=1`), or objects; a mapping gives them labels, too.
-        data: Names or paths, what `atoll.load` gave, or finished federations; one or several.
-        clients: Numbers of clients; one or several.
-        seeds: How many.
-        grid: Values by hyper-parameter (`"mu"`, or `"fedprox:mu"` for one); validation chooses.
-        against: Label of the method to test the others against; None takes the best.
-        metric: One of `experiment.metrics.COMPARED`; None takes the data's own.
-        alpha: Chance of a false alarm that the tests allow.
-        out: Folder of the study, which may contain a stopped one; None saves nothing.
+            (`strong=fedprox:mu=1`), or objects. A mapping also gives them labels.
+        data: One or several names, paths, results of `atoll.load`, or federations.
+        clients: One or several numbers of clients.
+        seeds: Number of seeds.
+        grid: Values by hyper-parameter (`"mu"`, or `"fedprox:mu"`). Validation selects one.
+        against: Label of the reference method of the tests. None takes the best method.
+        metric: One of `experiment.metrics.COMPARED`. None takes the metric of the data.
+        alpha: Significance level of the tests.
+        out: Folder of the study, which may contain a stopped study. None saves nothing.
         observer: Is notified of progress.
         log: Further loggers: "tensorboard", "mlflow", or both.
-        jobs: Number of processes; "auto" chooses by cores and memory.
-        **options: The same for all, as in `atoll.run`: protocol, rounds, epochs, set, ...
+        jobs: Number of processes, or "auto", which depends on cores and memory.
+        **options: Options of all runs, as in `atoll.run`: protocol, rounds, epochs, set, ...
 
     Example:
         >>> import atoll
@@ -90,7 +90,7 @@ def compare(
     objects = {k: v for k, v in sources.items() if not isinstance(v, str)}
     with contextlib.ExitStack() as stack:
         if out is None:
-            open_logs(log, None)  # refuses loggers that would be lost with the folder
+            open_logs(log, None)  # raises an error for loggers that would be lost with the folder
             folder = stack.enter_context(TemporaryDirectory(prefix="atoll-compare-"))
         where = Path(folder if out is None else out)
         found = run_request(request, where, observer, given, objects, log=log, jobs=jobs)
@@ -108,9 +108,10 @@ def run_request(
     jobs: int | str = 1,
     tested: Json | None = None,
 ) -> Comparison:
-    """Run what is not finished in the folder, compare, and write the tables beside it.
+    """Run all unfinished runs in the folder, compare them, and write the tables into it.
 
-    `tested` is how to test for once: against, metric, alpha. Study and tables keep their own.
+    `tested` overrides the options of the tests (against, metric, alpha) for this call. The study
+    and its tables keep their own options.
     """
     shown = msgspec.structs.replace(request, **(tested or {}))
     runs = plan.make_runs(request, methods or {}, data or {})
@@ -130,10 +131,10 @@ def run_request(
 
 
 def read_request(folder: Path) -> ComparisonRequest:
-    """The request of the study in a folder."""
+    """Read the request of the study in a folder."""
     if not (folder / "study.json").exists():
-        problem = f"'{folder}' holds no study to resume (it has no study.json)"
-        raise ConfigError(f"{problem}; give the folder of one")
+        problem = f"'{folder}' contains no study to resume (study.json is missing)"
+        raise ConfigError(f"{problem}; give the folder of a study")
     about = read_json(folder / "study.json")
     if (kind := about.get("kind")) != "compare":
         raise ConfigError(f"the study in '{folder}' is of the kind '{kind}', not 'compare'")
@@ -142,17 +143,17 @@ def read_request(folder: Path) -> ComparisonRequest:
     except (KeyError, msgspec.ValidationError) as error:
         raise ConfigError(f"study.json in '{folder}' cannot be used: {error}") from error
     if request.objects:
-        objects = f"objects ({', '.join(request.objects)}), which its folder cannot hold"
+        objects = f"objects ({', '.join(request.objects)}), which its folder cannot contain"
         problem = f"the study in '{folder}' was started in Python with {objects}"
         raise ConfigError(f"{problem}; continue it with the same call of atoll.compare")
     return request
 
 
 def command(request: ComparisonRequest, folder: Path) -> str:
-    """The command that runs or continues this study; a comment where only Python can do that."""
+    """Return the command that runs or continues this study, or a comment if only Python can."""
     arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
     if request.objects:
-        objects = f"objects ({', '.join(request.objects)}), which no file holds"
+        objects = f"objects ({', '.join(request.objects)}), which no file contains"
         return in_python("atoll.compare", objects, folder)
     if plan.named_arms(arms) != request.methods:
         return in_python("atoll.compare", "labels that a command line cannot have", folder)
@@ -173,39 +174,39 @@ class Comparison:
     tables: tuple[ComparisonTable, ...]  # one per problem
     overall: ComparisonTable | None  # over all problems; None if there is only one
     cells: tuple[Mapping[str, object], ...]  # one row per run and seed, for `to_csv`
-    failed: Mapping[str, str]  # runs that failed, with their sentences
+    failed: Mapping[str, str]  # error of each failed run
     request: ComparisonRequest
-    folder: Path | None  # where the study is; None if it was not saved
+    folder: Path | None  # folder of the study, or None if it was not saved
 
     def __repr__(self) -> str:
         return plain_text(*map(noted_table, self.printed()), self.caption)
 
     def __iter__(self) -> Iterator[ComparisonTable]:
-        """The tables, the one over all last."""
+        """Iterate over the tables. The table over all problems is the last."""
         return iter((*self.tables, *([self.overall] if self.overall else [])))
 
     def markdown(self) -> str:
-        """The tables with their findings."""
+        """Render the tables with their conclusions in Markdown."""
         parts = [markdown(table, level=2, escaped="|") for table in self.printed()]
         return "\n".join(["# Comparison\n", *parts, self.caption, ""])
 
     _repr_markdown_ = markdown
 
     def latex(self) -> str:
-        """One table for a paper: methods as rows, problems as columns."""
+        """Render one table for a paper: methods as rows, problems as columns."""
         return printed.comparison_latex(self.tables, self.overall, self.request)
 
     @property
     def caption(self) -> str:
-        """How to read the printed tables."""
+        """A caption that explains the printed tables."""
         return printed.caption(tuple(self), self.request.against)
 
     def printed(self) -> list[Table]:
-        """The tables as they are printed, each with its findings as notes."""
+        """Return the printed tables, each with its conclusions as notes."""
         return printed.printed_tables(self, self.request.alpha)
 
     def table(self) -> list[Json]:
-        """One mapping per problem and method; data is None over all problems."""
+        """Return one mapping per problem and method. `data` is None over all problems."""
         return [
             _about(table) | {"metric": table.metric} | row | {"scores": row["scores"].tolist()}
             for table in self
@@ -213,15 +214,15 @@ class Comparison:
         ]
 
     def tests(self) -> list[Json]:
-        """One mapping per problem and comparison with the reference; data is None over all."""
+        """Return one mapping per problem and comparison. `data` is None over all problems."""
         return [_about(table) | test for table in self for test in _tests(table)]
 
     def sentences(self) -> list[str]:
-        """Which differences are significant and which are noise, in plain words."""
+        """Return the conclusions of the tests as sentences."""
         return [text for table in self for text in printed.sentences(table, self.request.alpha)]
 
     def summary(self) -> Json:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         tables = [
             _about(table)
             | {"metric": table.metric, "seeds": table.seeds, **table.about}
@@ -238,15 +239,15 @@ class Comparison:
         return dict(plain_json(whole))
 
     def to_csv(self, path: str | Path) -> Path:
-        """One row per run and seed."""
+        """Write one row per run and seed."""
         return _write(csv_text(record_table(self.cells, printed.CSV_COLUMNS)), path)
 
     def to_markdown(self, path: str | Path) -> Path:
-        """The tables with their findings, in Markdown."""
+        """Write the tables with their conclusions in Markdown."""
         return _write(self.markdown(), path)
 
     def to_tex(self, path: str | Path) -> Path:
-        """One LaTeX table: methods as rows, problems as columns."""
+        """Write one LaTeX table: methods as rows, problems as columns."""
         return _write(self.latex(), path)
 
 
@@ -273,7 +274,7 @@ def _write(text: str, path: str | Path) -> Path:
 def make_comparison(
     outcomes: Sequence[RunOutcome], request: ComparisonRequest, folder: Path | None
 ) -> Comparison:
-    """Tables and tests of the runs that finished, sentences of those that failed."""
+    """Make tables and tests of the finished runs, and collect the errors of failed runs."""
     groups = itertools.groupby(outcomes, lambda outcome: plan.problem_of(outcome.run))
     problems = [compare_problem(list(members), request) for _, members in groups]
     tables = tuple(table for table, _ in problems)

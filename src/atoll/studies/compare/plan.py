@@ -1,7 +1,7 @@
 """The request and the runs of a comparison: every arm and grid point on every problem.
 
-A *problem* is one data set divided among so many clients; an *arm* is one method with its settings.
-Everything is checked before the first run.
+A *problem* is one data set divided among a number of clients. An *arm* is one method with its
+settings. The plan checks everything before the first run.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ Several = str | Data | Iterable[str | Data]
 
 
 class ComparisonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A comparison's options; `study.json` holds them."""
+    """The options of a comparison, as stored in `study.json`."""
 
-    methods: dict[str, str]  # labels of the arms and what they stand for: `fedprox:mu=0.1`
+    methods: dict[str, str]  # methods by the labels of the arms: `fedprox:mu=0.1`
     data: tuple[str, ...] = ("lagoon",)  # names or paths
-    clients: tuple[int | None, ...] = (None,)  # None leaves it to data and protocol
-    grid: dict[str, tuple[Value, ...]] = {}  # by hyper-parameter: `mu`, or for one arm `fedprox:mu`
+    clients: tuple[int | None, ...] = (None,)  # None: chosen by data and protocol
+    grid: dict[str, tuple[Value, ...]] = {}  # by key: `mu`, or `fedprox:mu` for one arm
     options: Json = {}  # as in `RunConfig`, the same for all runs
-    against: str | None = None  # label of the reference; None takes the best
-    metric: str | None = None  # the score to compare; None takes the data's own
-    alpha: float = ALPHA  # chance of a false alarm that the tests allow
-    objects: tuple[str, ...] = ()  # labels and names of data that stand for Python objects
+    against: str | None = None  # label of the reference; None takes the best method
+    metric: str | None = None  # the metric of the tests; None takes the metric of the data
+    alpha: float = ALPHA  # significance level of the tests
+    objects: tuple[str, ...] = ()  # labels and names of data that refer to Python objects
 
 
 def make_request(
@@ -65,7 +65,7 @@ def make_request(
     grid: Grid | None = None,
     **tested: Any,
 ) -> ComparisonRequest:
-    """A request from a user's values, with the tests' options; nothing twice, nothing missing."""
+    """Make a request from the user's values. Raise an error for duplicate or missing values."""
     arms, sources = named_arms(methods), named_data(data)
     numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
     given = [*arms.items(), *sources.items()]
@@ -82,24 +82,24 @@ def make_request(
 
 
 def named_arms(methods: Methods) -> dict[str, str | Method]:
-    """Methods by their labels."""
+    """Return methods by their labels."""
     pairs = methods.items() if isinstance(methods, Mapping) else map(_labelled, methods)
     return _unique("method", pairs)
 
 
 def _labelled(method: str | Method) -> tuple[str, str | Method]:
-    """A method and what to call it: `fedprox:mu=0.1` by itself, `strong=fedprox:mu=1` by a word."""
+    """Return a method and its label: `fedprox:mu=0.1`, or the word in `strong=fedprox:mu=1`."""
     if not isinstance(method, str):
         return type(method).__name__, method
     label, _, text = (part.strip() for part in method.partition("="))
-    # The "=" of a setting comes behind a colon, that of a path behind a slash; no method is a
-    # number, as the value of a setting is whose colon was forgotten.
+    # The "=" of a setting follows a colon, and the "=" of a path follows a slash. A number is not a
+    # method, but the value of a setting whose colon is missing.
     own = label and not set(label) & set(":/\\") and text and not text[0].isdigit()
     return (label, text) if own else (method, method)
 
 
 def named_data(data: Several) -> dict[str, str | Data]:
-    """Data by their names."""
+    """Return data by their names."""
     return _unique("data set", _named(data))
 
 
@@ -113,7 +113,7 @@ def _named(data: Several) -> Iterator[tuple[str, str | Data]]:
 
 
 def split_names(text: str) -> list[str]:
-    """`cora,pubmed`, also with options, which have commas of their own: `lagoon:a=1,b=2,cora`."""
+    """Split a list like `cora,pubmed`. Options may contain commas: `lagoon:a=1,b=2,cora`."""
     if Path(text).expanduser().exists():
         return [text]
     names: list[str] = []
@@ -149,7 +149,7 @@ class Arm:
 def make_runs(
     request: ComparisonRequest, methods: Mapping[str, Method], data: Mapping[str, Data]
 ) -> list[StudyRun]:
-    """Every arm and grid point on every problem, in the order of the tables."""
+    """Return every arm and grid point on every problem, in the order of the tables."""
     arms = [parse_arm(label, text, methods.get(label)) for label, text in request.methods.items()]
     problems = itertools.product(request.data, request.clients, arms)
     found = [_runs_of(arm, request, (name, n), data.get(name)) for name, n, arm in problems]
@@ -157,7 +157,7 @@ def make_runs(
     for run in itertools.chain(*found):
         safe = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in run.name).strip("-.")
         name = safe[:100]
-        if len(safe) > 100 or name in {one.name for one in runs}:  # names that look alike
+        if len(safe) > 100 or name in {one.name for one in runs}:  # similar names
             own = hashlib.sha256(config_text(run.config).encode()).hexdigest()[:8]
             name = f"{name[:90]}-{own}"
         runs.append(replace(run, name=name))
@@ -167,16 +167,16 @@ def make_runs(
 def _runs_of(
     arm: Arm, request: ComparisonRequest, problem: tuple[str, int | None], given: Data | None
 ) -> Iterator[StudyRun]:
-    """The runs of one arm on one problem, one for each point of its grid."""
+    """Return the runs of one arm on one problem, one for each point of its grid."""
     name, clients = problem
     shared = dict(request.options.get("set", {}))
     base = {key: value for key, value in request.options.items() if key != "set"}
     if arm.name.lower() in BASELINES and arm.method is None:
-        trains = BASELINES[arm.name.lower()].trains  # then settings are those of its network
+        trains = BASELINES[arm.name.lower()].trains  # then the settings belong to its network
         arm = replace(arm, method=make_baseline(arm.name, {} if trains else arm.settings))
         shared = shared if trains else {}  # hyper-parameters of methods
     elif arm.method is not None and (shared or arm.settings):
-        hint = f"leave out {next(iter({**shared, **arm.settings}))}, or give the method by name"
+        hint = f"remove {next(iter({**shared, **arm.settings}))}, or give the method by name"
         raise ConfigError(f"'{arm.label}' is a method object with its own hyper-parameters; {hint}")
     objects = {"method": arm.method, "data": given}
     base |= {"method": arm.name, "data": name if given is None else given.name, "clients": clients}
@@ -193,7 +193,7 @@ def _runs_of(
 
 
 def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Arm:
-    """`fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or `my_method.py:Mine:mu=0.1`."""
+    """Parse an arm: `fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or with settings."""
     before, others = text.partition("=")[0], {*BASELINES, *SHORTHANDS}
     name, colon, _ = before.rpartition(":")
     known = method_name(name) in METHODS or name.lower() in others
@@ -212,7 +212,7 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
 def _plain_arm(
     label: str, name: str, settings: Mapping[str, Value], method: Method | AnyBaseline | None = None
 ) -> Arm:
-    """An arm; a shorthand becomes what it stands for."""
+    """Make an arm. Expand a shorthand."""
     if method is None and name.lower() in SHORTHANDS:
         name, meant = SHORTHANDS[name.lower()]
         settings = {**meant, **settings}
@@ -222,9 +222,9 @@ def _plain_arm(
 def check(
     request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
 ) -> None:
-    """Refuse everything that is known to fail before the first run.
+    """Raise an error for everything that is known to fail, before the first run.
 
-    Each problem's first federation is made, and every method for it; the runs find it again.
+    This makes the first federation of each problem and every method for it, and caches them.
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")
@@ -237,7 +237,7 @@ def check(
     for key in (text.rpartition(":")[2] for text in request.grid):
         if key not in used:
             problem = f"no method of this study has a hyper-parameter '{key}' for --grid"
-            raise ConfigError(f"{problem}; `atoll methods NAME` lists those of a method")
+            raise ConfigError(f"{problem}; see `atoll methods NAME`")
     for run in runs:
         resolve(run.config, task_of_object(run.data))
         choose_engine(run.config.engine)
@@ -257,7 +257,7 @@ def _check_problem(
 ) -> None:
     first, metric = runs[0], request.metric
     finished = [read_outcome(folder, run) for run in runs]
-    # A metric that finished runs do not have is refused, rather than all shown as failed.
+    # Refuse a metric that finished runs lack, instead of showing all runs as failed.
     for outcome in finished if metric is not None else ():
         if outcome and outcome.summary and f"test_{metric}" not in outcome.summary["metrics"]:
             lacks = f"the finished cell '{outcome.run.name}' has no test {metric}"
@@ -265,7 +265,7 @@ def _check_problem(
     if None not in finished:
         return
     if isinstance(first.data, Federation) and first.config.clients is not None:
-        raise ConfigError(f"'{first.data.name}' is divided already; leave clients out")
+        raise ConfigError(f"'{first.data.name}' is already divided; remove clients")
     problem = Problem.of(first.config, first.data)
     federation = federations(problem, problem.config.seed).federation
     metric_of(msgspec.structs.replace(problem.config, metric=metric), federation)
@@ -279,14 +279,14 @@ def _check_problem(
 
 
 def problem_of(run: StudyRun) -> tuple[str, int | None]:
-    """A run's data set and its number of clients, as they were requested."""
+    """Return a run's data set and its number of clients, as requested."""
     return run.labels["data"], run.labels["clients"]
 
 
 def _grid_of(
     arm: Arm, request: ComparisonRequest, given: RunConfig, data: Data | None
 ) -> dict[str, Sequence[Value]]:
-    """The part of the request's grid that is for this arm."""
+    """Return the part of the request's grid that applies to this arm."""
     grid: dict[str, Sequence[Value]] = {}
     if not request.grid or arm.method is not None:
         return grid
@@ -311,7 +311,7 @@ def _grid_of(
 
 
 def _has(method: Method, key: str) -> bool:
-    """Whether a method, its network, optimizer or base has a hyper-parameter of this name."""
+    """Return whether a method, its network, optimizer or base has this hyper-parameter."""
     parts = {name: getattr(method, name, None) for name in ("net", "optimizer", "base")}
     words = [name for name, part in parts.items() if part]
     words += ["preset"] if method.presets else []

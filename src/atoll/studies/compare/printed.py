@@ -1,4 +1,4 @@
-"""A comparison in words: findings in plain sentences, and the tables that are printed."""
+"""The conclusions of a comparison as sentences, and its printed tables."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ CSV_COLUMNS = (
 
 
 def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Table]:
-    """Every table with its findings, its notes and the errors of failed rows, in this order."""
-    found, given = [], set[str]()  # a note on several tables is given once
+    """Make every table with its conclusions, its notes and the errors of failed rows."""
+    found, given = [], set[str]()  # print a note of several tables only once
     for table in tables:
         notes = [*_which_test(table, alpha), *_scored_models(table)]
         notes = [note for note in notes if note not in given]
         given.update(notes)
         failed = [f"Failed: {row.method}: {row.error}" for row in table.rows if row.error]
         chosen = [
-            f"{row.method}: {settings_text(row.point)}, chosen from {row.points} points by "
-            "validation scores; test scores are read for it alone."
+            f"{row.method}: {settings_text(row.point)}, selected among {row.points} points by "
+            "validation scores; only its test scores are read."
             for row in table.rows
             if row.points > 1 and row.point
         ]
@@ -45,19 +45,19 @@ def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Tabl
 
 
 def sentences(table: ComparisonTable, alpha: float) -> list[str]:
-    """The results of the tests of one table, and why these tests were taken."""
+    """Return the results of the tests of one table, and the reason for the choice of test."""
     return [*_findings(table, alpha), *_which_test(table, alpha)]
 
 
 def _findings(table: ComparisonTable, alpha: float) -> list[str]:
-    """Which methods differ, which do not as far as can be told, and how many seeds would tell."""
+    """State significant differences, and the seeds that the other differences would need."""
     if sum(row.finished for row in table.rows) < 2:
         return []
     if table.reference is None:
-        return ["The method to compare against has no result here, so nothing is tested."]
+        return ["The method to compare against has no result here, so no test was made."]
     if table.tests[0].by == "nothing":
         return [
-            "One seed cannot tell a difference from noise, so nothing is tested; give --seeds "
+            "One seed cannot separate a difference from noise, so no test was made; give --seeds "
             f"{least_pairs(alpha, len(table.tests))} or more."
         ]
     best = max(row.mean for row in table.rows if row.method in table.best)
@@ -67,7 +67,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         if row.method in table.best and row.scored == NOT_FEDERATED
     ]
     found += [
-        f"{row.method} {BOUND}: {_points(row.mean - best)} from the best of the others."
+        f"{row.method} {BOUND}: {_points(row.mean - best)} compared with the best of the others."
         for row in table.rows
         if row.finished and row.scored == POOLED and row.method not in table.best
     ]
@@ -80,10 +80,10 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
             found.append(f"{table.reference} is {word} than {_and(names)}.")
     found += [_noise(test, table, alpha) for test in table.tests if not test.different]
     if (ranks := table.rank_test) is not None:
-        words = "rank alike as far as can be told."
+        words = "do not differ significantly in rank."
         if ranks.p < alpha:
             words = (
-                "do not all rank alike; mean ranks differ (Nemenyi) where they are "
+                "differ in rank; two mean ranks differ significantly (Nemenyi) if they are "
                 f"more than {ranks.critical_difference:.2f} apart."
             )
         blocks, p = counted(ranks.blocks, "block"), p_text(ranks.p, alpha)
@@ -92,7 +92,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
 
 
 def _which_test(table: ComparisonTable, alpha: float) -> list[str]:
-    """Why Wilcoxon's test does not decide, where it does not."""
+    """Explain why Wilcoxon's test does not decide, if it does not."""
     if not table.tests or table.tests[0].by != "t":
         return []
     pairs, family = min(t.pairs for t in table.tests), len(table.tests)
@@ -100,9 +100,9 @@ def _which_test(table: ComparisonTable, alpha: float) -> list[str]:
     corrected = f", {min(1.0, floor * family):.3g} after Holm's correction" if family > 1 else ""
     seeds = math.ceil(least_pairs(alpha, family) / table.problems)
     return [
-        f"With {counted(pairs, 'pair')} Wilcoxon's test cannot reach p < {alpha:g} whatever the "
-        f"scores (its smallest p is {floor:.3g}{corrected}; it takes {seeds} seeds), so the paired "
-        "t-test decides here, which takes the differences as normal."
+        f"With {counted(pairs, 'pair')}, Wilcoxon's test cannot reach p < {alpha:g} for any "
+        f"scores (its smallest p is {floor:.3g}{corrected}; it needs {seeds} seeds), so the paired "
+        "t-test decides here, which assumes normal differences."
     ]
 
 
@@ -112,8 +112,8 @@ def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
     begin = f"For {test.name} against {test.against}, "
     if test.by == "t" and (test.std or 0.0) < 1e-9:
         return begin + (
-            f"all {test.pairs} differences are {_points(test.difference)}, so that there is no "
-            "spread to measure by; more seeds would tell."
+            f"all {test.pairs} differences are {_points(test.difference)}, so they have no "
+            "variance; use more seeds."
         )
     needed = test.needed or statistics.MOST_PAIRS
     seeds = max(table.seeds + 1, math.ceil(needed / table.problems))
@@ -126,7 +126,7 @@ def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
 
 
 def _scored_models(table: ComparisonTable) -> list[str]:
-    """Which models are scored, if they differ; which rows are not federated or break privacy."""
+    """List the evaluated models if they differ, and the rows without federation or privacy."""
     kinds: dict[str, list[str]] = {}
     for row in table.rows:
         if row.finished and row.scored not in KINDS:
@@ -136,14 +136,14 @@ def _scored_models(table: ComparisonTable) -> list[str]:
     pooled = [row.method for row in table.rows if row.scored == POOLED]
     notes = {
         f"Scored: {'; '.join(listed)}.": len(kinds) > 1,
-        f"Not federated, only to compare with: {_and(baselines)}.": baselines,
+        f"Not federated, only for comparison: {_and(baselines)}.": baselines,
         f"Trained on the pooled data of all clients, without privacy: {_and(pooled)}.": pooled,
     }
     return [note for note, applies in notes.items() if applies]
 
 
 def p_text(p: float, alpha: float = ALPHA) -> str:
-    """`p = 0.031`, `p < 0.001`; with enough digits to see on which side of alpha it is."""
+    """Format a p-value, such as `p = 0.031`, with enough digits to compare it with alpha."""
     if p < 0.001:
         return "p < 0.001"
     digits = 2
@@ -162,7 +162,7 @@ def _and(words: list[str]) -> str:
 
 
 def _where(table: ComparisonTable) -> str:
-    """`cora, 10 clients`, or all problems."""
+    """Format the problem: `cora, 10 clients`, or all problems."""
     if not table.data:
         return f"all {table.problems} problems"
     clients = "" if table.clients is None else f", {counted(table.clients, 'client')}"
@@ -170,7 +170,7 @@ def _where(table: ComparisonTable) -> str:
 
 
 def _heading(table: ComparisonTable) -> str:
-    """The problem, and how it was run."""
+    """Describe the problem and its runs."""
     seeds, about = counted(table.seeds, "seed"), table.about
     if not table.data:
         blocks = counted(table.seeds * table.problems, "block")
@@ -180,14 +180,14 @@ def _heading(table: ComparisonTable) -> str:
 
 
 def caption(tables: Sequence[ComparisonTable], reference: str | None) -> str:
-    """How to read the tables."""
+    """Explain how to read the tables."""
     told = f"distinguishable from {reference or 'the best'}"
     several = any(table.seeds > 1 for table in tables)
     spread = "mean ± standard deviation over seeds; " if several else ""
     return (
         f"Test scores in percent, {spread}bold: the best, ≈: not {told}. rank: mean over "
-        "seeds, 1 is best; gap: in points; p: two-sided, Holm-corrected over the table; MB: what "
-        "training moved in a round, up and down."
+        "seeds, 1 is best; gap: in points; p: two-sided, Holm-corrected over the table; MB: "
+        "training traffic per round, up and down."
     )
 
 
@@ -210,13 +210,13 @@ def _cells(table: ComparisonTable, row: ComparedRow) -> list[Cell]:
 
 
 def _score(row: ComparedRow) -> str:
-    """`81.9 ± 1.7`."""
+    """Format a score: `81.9 ± 1.7`."""
     spread = "" if row.std is None else f" ± {100 * row.std:.1f}"
     return f"{100 * row.mean:.1f}{spread}"
 
 
 def _tie(table: ComparisonTable, row: ComparedRow) -> str:
-    """A sign where the tests find no difference between this method and the reference."""
+    """Return a sign if the tests find no difference between this method and the reference."""
     test = table.test_of(row.method)
     return "≈" if test is not None and not test.different else ""
 
@@ -224,7 +224,7 @@ def _tie(table: ComparisonTable, row: ComparedRow) -> str:
 def comparison_latex(
     tables: Sequence[ComparisonTable], overall: ComparisonTable | None, request: ComparisonRequest
 ) -> str:
-    """One table for a paper: methods as rows, problems as columns."""
+    """Render one table for a paper: methods as rows, problems as columns."""
     problems = [Column(_where(table), "center") for table in tables]
     rows = []
     for place, row in enumerate((overall or tables[0]).rows):
@@ -246,7 +246,7 @@ def comparison_latex(
         f"from {request.against or 'the best'} at {request.alpha:g} ({by}, Holm-corrected)."
     )
     if any(row.points > 1 for table in tables for row in table.rows):
-        text += " Hyper-parameters were chosen by validation scores."
+        text += " Validation scores selected the hyper-parameters."
     columns = [Column("Method", "left"), *problems, Column("Rank")]
     table = make_table(columns, rows, caption=text)
     return f"{present.NEEDS_BOOKTABS}\n{present.latex(table, place='')}"

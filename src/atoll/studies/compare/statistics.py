@@ -1,18 +1,18 @@
-"""Whether methods differ, from their scores on the same seeds and data.
+"""Statistical tests of methods on the same seeds and data.
 
-A *block* is one seed on one data set: every method ran there with the same partition, split and
-noise, so that methods are compared by the differences inside blocks.
+A *block* is one seed on one data set. Every method ran there with the same partition, split and
+noise, so we compare methods by the differences inside blocks.
 
-    Wilcoxon   signed ranks of the differences, exact p (ties too); zeros are left out
-    t          mean of the differences over its standard error; takes them as normal
-    Holm       k-th smallest of m p-values times (m - k + 1), never falling
-    Friedman   mean ranks of all methods over all blocks; Iman and Davenport's F
-    Nemenyi    two mean ranks against the studentized range, over all pairs of methods
+- Wilcoxon: signed ranks of the differences, exact p (also with ties), without zeros
+- t: mean of the differences over its standard error; assumes normal differences
+- Holm: k-th smallest of m p-values times (m - k + 1), never decreasing
+- Friedman: mean ranks of all methods over all blocks; Iman and Davenport's F
+- Nemenyi: two mean ranks against the studentized range, over all pairs of methods
 
-With n pairs, no test that only looks at signs and ranks can give a two-sided p below 2^(1-n): with
-5 pairs 0.0625. A sign-flip permutation test has the same bound. Where Wilcoxon's test cannot reach
-alpha, not even with every difference on one side, the t-test decides, and `PairedTest.by` says so;
-which of the two depends on the number of pairs and comparisons, never on the scores.
+With n pairs, no test of signs and ranks can give a two-sided p below 2^(1-n), which is 0.0625 with
+5 pairs. A sign-flip permutation test has the same bound. If Wilcoxon's test cannot reach alpha even
+with all differences on one side, the t-test decides, and `PairedTest.by` names it. This choice
+depends on the number of pairs and comparisons, never on the scores.
 
 Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006; Holm, Scand. J.
 Statist. 1979; Iman and Davenport, Commun. Stat. 1980; Guenther, Am. Stat. 1981 (number of pairs).
@@ -29,17 +29,17 @@ from scipy import stats
 
 from atoll.experiment.metrics import spread
 
-DIGITS = 12  # scores are means of many numbers: equal ones are ties, whatever their last bits are
+DIGITS = 12  # scores are means of many numbers, so their last bits must not break ties
 ALPHA = 0.05
 POWER = 0.8
-EXACT = 500  # most pairs for which Wilcoxon's distribution is counted out; above, it is normal
-MOST_PAIRS = 1000  # more pairs than a study has: above it, only "more than" is reported
-FEWEST_BLOCKS = 10  # Friedman's distribution is an approximation, too rough with fewer blocks
+EXACT = 500  # maximum pairs for Wilcoxon's exact distribution; above, it is normal
+MOST_PAIRS = 1000  # maximum number of reported pairs; above, the report is only "more than"
+FEWEST_BLOCKS = 10  # with fewer blocks, the approximation of Friedman's distribution is too rough
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """One method against the reference, block by block; p-values are Holm-corrected."""
+    """One method against the reference, block by block. P-values are Holm-corrected."""
 
     name: str
     against: str
@@ -54,20 +54,20 @@ class PairedTest:
     t: float
     by: str  # the deciding test: "wilcoxon", "t", or "nothing" with fewer than two pairs
     different: bool  # whether the deciding p is below alpha
-    needed: int | None  # pairs to find such a difference in 4 of 5 studies, if below MOST_PAIRS
+    needed: int | None  # pairs for a power of 80 %, if below MOST_PAIRS
 
     @property
     def p(self) -> float:
-        """The p-value that decides; NaN where nothing does."""
+        """The deciding p-value, or NaN without a test."""
         return {"wilcoxon": self.wilcoxon, "t": self.t}.get(self.by, math.nan)
 
 
 def against(
     reference: str, scores: Mapping[str, np.ndarray], alpha: float = ALPHA
 ) -> list[PairedTest]:
-    """Every other method against the reference; p-values corrected over all of them.
+    """Test every other method against the reference, with p-values corrected over all of them.
 
-    `scores` has for each method one number per block, (B,); NaN where it has none.
+    `scores` contains one number per block and method, (B,), or NaN if it is missing.
     """
     gaps = {}
     for name, values in scores.items():
@@ -91,15 +91,15 @@ def against(
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test; 1 where nothing differs.
+    """Return the two-sided p of Wilcoxon's signed-rank test, or 1 if all differences are zero.
 
-    Exact given the sizes of the differences: each of the 2^n ways to sign them is as likely.
+    It is exact given the sizes of the differences, because all 2^n signs are equally likely.
     """
     gaps = np.round(differences, DIGITS)
     gaps = gaps[gaps != 0]
     if not gaps.size:
         return 1.0
-    # Twice the rank, because ties share the mean of theirs, which may be a half.
+    # Twice the rank, because ties share their mean rank, which may be a half.
     twice = np.rint(2 * stats.rankdata(np.abs(gaps))).astype(int)
     total, positive = int(twice.sum()), int(twice[gaps > 0].sum())
     least = min(positive, total - positive)
@@ -116,12 +116,12 @@ def wilcoxon(differences: np.ndarray) -> float:
 
 
 def smallest_wilcoxon(pairs: int) -> float:
-    """The least p that Wilcoxon's (or any sign-flip) test can give: all differences on one side."""
+    """Return the smallest p of Wilcoxon's (or any sign-flip) test: all differences on one side."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
 def least_pairs(alpha: float = ALPHA, comparisons: int = 1) -> int:
-    """Pairs from which on Wilcoxon's test can get below alpha after Holm's correction."""
+    """Return the pairs for which Wilcoxon's test can be below alpha after Holm's correction."""
     pairs = 1
     while smallest_wilcoxon(pairs) * max(1, comparisons) >= alpha:
         pairs += 1
@@ -129,7 +129,7 @@ def least_pairs(alpha: float = ALPHA, comparisons: int = 1) -> int:
 
 
 def paired_t(differences: np.ndarray) -> float:
-    """Two-sided p of the paired t-test; 1 where it is not defined (no spread, one pair)."""
+    """Return the two-sided p of the paired t-test, or 1 if undefined (no variance, one pair)."""
     std = spread(differences) or 0.0
     if std <= _rounding(differences):
         return 1.0
@@ -138,7 +138,7 @@ def paired_t(differences: np.ndarray) -> float:
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
-    """The mean difference's 95% interval, by the t-distribution; NaN for one pair."""
+    """Return the 95% interval of the mean difference (t-distribution), or NaN for one pair."""
     if differences.size < 2:
         return math.nan, math.nan
     width = stats.t.ppf((1 + 0.95) / 2, differences.size - 1) * (spread(differences) or 0.0)
@@ -147,7 +147,7 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: bounds the chance of any false alarm among all comparisons."""
+    """Apply Holm's correction, which bounds the chance of any false positive."""
     order = np.argsort(p_values, kind="stable")
     corrected, floor = [0.0] * len(p_values), 0.0
     for place, index in enumerate(order):
@@ -157,10 +157,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def pairs_needed(differences: np.ndarray, alpha: float = ALPHA, comparisons: int = 1) -> int | None:
-    """Pairs at which a difference of this size and spread would be found; None if too many.
+    """Return the pairs that would detect such a difference, or None if too many.
 
     Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2 for the t-test at alpha over the number of
-    comparisons; Wilcoxon's needs pi / 3 times as many where differences are normal.
+    comparisons. Wilcoxon's test needs pi / 3 times as many if the differences are normal.
     """
     mean, std = abs(float(differences.mean())), spread(differences) or 0.0
     if mean <= _rounding(differences):
@@ -172,23 +172,23 @@ def pairs_needed(differences: np.ndarray, alpha: float = ALPHA, comparisons: int
 
 
 def ranks(scores: np.ndarray) -> np.ndarray:
-    """Ranks (B, k) inside each block, 1 for the highest score; equals share the mean rank."""
+    """Rank the scores in each block, (B, k). The highest score has rank 1, and ties share ranks."""
     return np.asarray(stats.rankdata(-np.round(scores, DIGITS), axis=1))
 
 
 @dataclass(frozen=True)
 class RankTest:
-    """All methods at once."""
+    """A test of all methods at once."""
 
     blocks: int
     mean_ranks: np.ndarray  # (k,), 1 is best
-    p: float  # of the claim that all methods rank alike (Friedman, with Iman and Davenport's F)
+    p: float  # of the hypothesis of equal ranks (Friedman, with Iman and Davenport's F)
     critical_difference: float  # mean ranks this far apart differ at alpha (Nemenyi)
     pairwise: np.ndarray  # p of each pair of methods, (k, k), over all pairs
 
 
 def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
-    """Friedman's and Nemenyi's tests on scores (B, k); None with too few blocks or methods."""
+    """Run Friedman's and Nemenyi's tests on scores (B, k). Small samples give None."""
     blocks, methods = scores.shape
     if blocks < FEWEST_BLOCKS or methods < 3:
         return None
@@ -202,20 +202,20 @@ def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
 
 
 def friedman(scores: np.ndarray) -> float:
-    """Friedman's p of the claim that all methods rank alike, from scores (B, k)."""
+    """Return Friedman's p of the hypothesis of equal ranks, from scores (B, k)."""
     blocks, methods = scores.shape
     placed = ranks(scores)
     between = blocks * float(((placed.mean(0) - (methods + 1) / 2) ** 2).sum())
-    within = float(((placed - placed.mean(0)) ** 2).sum())  # ties make it smaller, rightly
+    within = float(((placed - placed.mean(0)) ** 2).sum())  # smaller with ties, as it should be
     if between == 0:
         return 1.0
     if within == 0:
         return 0.0
-    # Iman and Davenport's F is the analysis of variance of the ranks, blocks having equal means.
+    # Iman and Davenport's F is the analysis of variance of the ranks, with equal block means.
     ratio = (blocks - 1) * between / within
     return float(stats.f.sf(ratio, methods - 1, (methods - 1) * (blocks - 1)))
 
 
 def _rounding(values: np.ndarray) -> float:
-    """The rounding error of differences of scores, which are means of many numbers."""
+    """Return the rounding error of differences of scores, which are means of many numbers."""
     return float(1e-12 * max(1.0, np.abs(values).max(initial=0.0)))

@@ -1,7 +1,7 @@
-"""From finished runs to tables: means, ranks, costs and tests, problem by problem and over all.
+"""Tables of finished runs: means, ranks, costs and tests, for each problem and over all.
 
-Test scores are read once, after validation scores have chosen each grid's winner; the test scores
-of other points appear nowhere.
+Test scores are read once, after validation scores have selected the winner of each grid. The test
+scores of other points are never shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.studies.compare.plan import ComparisonRequest, problem_of
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
 from atoll.studies.study_run import Json, RunOutcome
 
-CHANGED = "its clients are not those of the other methods: the data have changed since"
+CHANGED = "its clients differ from the other methods' clients: the data have changed since"
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class ComparedRow:
     """One method in one table."""
 
     method: str  # the arm's label
-    scores: np.ndarray  # of the test, one per block (seed of each problem), (B,); NaN if it failed
+    scores: np.ndarray  # test scores, one per block (seed of each problem), (B,); NaN if it failed
     mean: float = math.nan
-    std: float | None = None  # over seeds; None for one
-    rank: float = math.nan  # mean rank over blocks, among the methods that finished; 1 is best
-    megabytes: float = math.nan  # sent in a round of training, up and down
+    std: float | None = None  # over seeds, or None for one seed
+    rank: float = math.nan  # mean rank over blocks, among the finished methods; 1 is best
+    megabytes: float = math.nan  # training traffic per round, up and down
     seconds: float = math.nan  # of the median round
-    scored: str = ""  # the model: "global", "personalised", "local", or a baseline's kind
-    validation: float = math.nan  # mean validation score; NaN where there is none
-    point: Mapping[str, object] = field(default_factory=dict)  # chosen by validation
+    scored: str = ""  # the evaluated model: "global", "personalised", "local", or a baseline's kind
+    validation: float = math.nan  # mean validation score, or NaN if missing
+    point: Mapping[str, object] = field(default_factory=dict)  # selected by validation
     points: int = 1  # size of the grid; 1 without a grid
-    error: str | None = None  # one sentence if it, or a point of its grid, failed
+    error: str | None = None  # the error if it, or a point of its grid, failed
 
     @property
     def finished(self) -> bool:
@@ -47,33 +47,33 @@ class ComparedRow:
 
     @property
     def marked(self) -> str:
-        """The method's name; a baseline's name shows that it is not federated."""
+        """The method's name. The name of a baseline shows that it is not federated."""
         return f"{self.method} ({self.scored})" if self.scored in KINDS else self.method
 
     @property
     def label(self) -> str:
-        """The method with the point of the grid that was chosen."""
+        """The method with the selected grid point."""
         return f"{self.method} ({settings_text(self.point)})" if self.point else self.marked
 
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """All methods on one problem, or over all of them."""
+    """All methods on one problem, or over all problems."""
 
     data: str  # the problem's name; "" over all
     clients: int | None  # its number of clients
-    metric: str  # the scores' name
+    metric: str  # name of the metric
     seeds: int
     rows: tuple[ComparedRow, ...]
-    problems: int = 1  # how many blocks each seed has: 1 but for the table over all
+    problems: int = 1  # blocks per seed: 1, except in the table over all problems
     about: Json = field(default_factory=dict)  # partition, split, protocol and rounds
-    reference: str | None = None  # the method that the others are tested against
+    reference: str | None = None  # the reference method of the tests
     tests: tuple[PairedTest, ...] = ()  # each other method against the reference
-    rank_test: RankTest | None = None  # all at once; None with too few blocks or methods
+    rank_test: RankTest | None = None  # of all methods, or None with too few blocks or methods
 
     @property
     def best(self) -> list[str]:
-        """The method with the highest mean, and those that have exactly the same."""
+        """The method with the highest mean, and methods with exactly the same mean."""
         rows = _candidates(self.rows)
         return [one.method for one in rows if one.mean >= max(row.mean for row in rows) - 1e-12]
 
@@ -82,17 +82,17 @@ class ComparisonTable:
 
 
 def settings_text(settings: Mapping[str, object]) -> str:
-    """`mu=0.1 lr=0.01`."""
+    """Format settings: `mu=0.1 lr=0.01`."""
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def compare_problem(
     group: Sequence[RunOutcome], request: ComparisonRequest
 ) -> tuple[ComparisonTable, list[Json]]:
-    """The table of one problem, from all its runs, and its lines of compare.csv."""
+    """Make the table of one problem from its runs, and its lines of compare.csv."""
     data, clients = problem_of(group[0].run)
     summaries = [one.summary for one in group if one.summary is not None]
-    # The data's own metric counts where it is defined.
+    # Use the metric of the data if it is defined.
     own = {s["metric"] if f"test_{s['metric']}" in s["metrics"] else "accuracy" for s in summaries}
     metric = request.metric or (own.pop() if len(own) == 1 else "accuracy")
     points: dict[str, list[RunOutcome]] = {name: [] for name in request.methods}
@@ -100,7 +100,7 @@ def compare_problem(
         points[outcome.run.labels["method"]].append(outcome)
     winners = {name: _winner(outcomes, metric) for name, outcomes in points.items()}
     rows = [_row(name, winners[name], points[name], metric) for name in points]
-    # A baseline has no rounds, so that a method describes the problem if there is one.
+    # A baseline has no rounds, so a method describes the problem if possible.
     federated = [one for one in summaries if one["scored"] not in KINDS]
     shown = next(iter(federated or summaries), None)
     about = {key: shown and shown[key] for key in ("partition", "split", "protocol", "rounds")}
@@ -113,7 +113,7 @@ def compare_problem(
 
 
 def _winner(outcomes: Sequence[RunOutcome], metric: str) -> RunOutcome | None:
-    """The point with the best mean validation score, the first of equals."""
+    """Return the point with the best mean validation score. The first wins ties."""
     finished = [one for one in outcomes if one.summary is not None]
     if len(outcomes) > 1:
         finished = [one for one in finished if math.isfinite(_validation(one, metric))]
@@ -135,7 +135,7 @@ def _row(
     error = f"{several}{errors[0]}" if errors else None
     empty = ComparedRow(name, np.full(seeds, math.nan), points=points, error=error)
     if winner is None or (summary := winner.summary) is None:
-        reason = f"no validation {metric}, which would choose the point of the grid"
+        reason = f"no validation {metric}, which would select the grid point"
         return replace(empty, error=error or reason)
     found = summary["metrics"].get(f"test_{metric}", {"per_seed": []})["per_seed"]
     if len(found) < seeds:
@@ -151,7 +151,7 @@ def _row(
 def _same_clients(
     rows: Sequence[ComparedRow], winners: Mapping[str, RunOutcome | None]
 ) -> tuple[ComparedRow, ...]:
-    """Drop a row whose clients are not the first one's: its data changed in between."""
+    """Drop a row whose clients differ from the first row's clients, because its data changed."""
     clients = {}
     for row in rows:
         if row.finished and (winner := winners[row.method]):
@@ -167,7 +167,7 @@ def _failed(row: ComparedRow, error: str) -> ComparedRow:
 
 
 def _with_tests(table: ComparisonTable, request: ComparisonRequest) -> ComparisonTable:
-    """Ranks and tests of the rows that have all scores."""
+    """Add ranks and tests of the rows that have all scores."""
     finished = [row for row in table.rows if row.finished]
     scores = {row.method: row.scores for row in finished}
     best = max(_candidates(table.rows), key=lambda row: row.mean, default=None)
@@ -184,7 +184,7 @@ def _with_tests(table: ComparisonTable, request: ComparisonRequest) -> Compariso
 
 
 def _candidates(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
-    """Finished rows that can be the best: a row that pools all data only among its like."""
+    """Return finished rows that can be best. A row with pooled data competes only with others."""
     finished = [row for row in rows if row.finished]
     return [row for row in finished if row.scored != POOLED] or finished
 
@@ -192,7 +192,7 @@ def _candidates(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
 def compare_overall(
     tables: Sequence[ComparisonTable], request: ComparisonRequest
 ) -> ComparisonTable:
-    """Methods over all problems: those that finished on each of them."""
+    """Compare the methods over all problems, if they finished on each of them."""
     rows = []
     for own in zip(*(table.rows for table in tables), strict=True):
         row = ComparedRow(own[0].method, np.concatenate([one.scores for one in own]))
@@ -210,7 +210,7 @@ def compare_overall(
 
 
 def _lines(outcome: RunOutcome, metric: str, clients: int | None, *, winner: bool) -> list[Json]:
-    """A run in compare.csv: one line per seed; a failed one has one line."""
+    """Return the lines of a run in compare.csv: one per seed, or one for a failed run."""
     labels, config, summary = outcome.run.labels, outcome.run.config, outcome.summary
     start: Json = {"cell": outcome.run.name, "data": labels["data"], "clients": clients}
     start |= {"method": labels["method"], "point": settings_text(labels["point"])}

@@ -1,1 +1,1 @@
-"""Rank every method on every data set, and keep the rows in a file that grows."""
+"""Rank every method on every data set, and store the rows in a file that grows."""

@@ -1,4 +1,4 @@
-"""The leagues as `recipes/leaderboard.toml` declares them, and the runs that they need."""
+"""The leagues that `recipes/leaderboard.toml` declares, and their runs."""
 
 from __future__ import annotations
 
@@ -36,32 +36,34 @@ ANY_RATE = {"lr": Real(0.0, 1e6)}
 class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A way to divide data."""
 
-    kind: str = NODE  # of the sets that it is for
+    kind: str = NODE  # kind of the data sets that it applies to
     run: Json = {}  # options, as in `RunConfig`
 
 
 class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A set of the leagues, or a user's own data."""
+    """A data set of the leagues, or a user's own data."""
 
-    development: bool = False  # whether its test scores were seen while Reef was designed
+    development: bool = False  # whether its test scores were known during the design of Reef
     half: str = ""  # "homophilous" or "heterophilous"
     kind: str = NODE  # or "owners", "graphs"
     without: tuple[str, ...] = ()  # partitions that it is too small for
 
     @property
     def group(self) -> str:
-        """The tables in which the set is."""
+        """The group of tables that contains the set."""
         return DEVELOPMENT if self.development else GRAPH_SETS if self.kind == GRAPH else FURTHER
 
 
 class League(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Methods with the same chances."""
+    """A set of rules that gives all methods the same budget."""
 
     title: str
     about: str
     methods: tuple[str, ...]
     seeds: dict[str, int]  # by partition
-    grids: tuple[dict[str, tuple[Value, ...]], ...] = ()  # settings to choose from; none: no search
+    grids: tuple[
+        dict[str, tuple[Value, ...]], ...
+    ] = ()  # settings to select from; empty: no search
     trial_seed: int = 1000
     trial_seeds: int = 2
 
@@ -70,31 +72,31 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """All leagues."""
 
     run: Json  # options of every run
-    frozen: str = ""  # the commit after which Reef did not change; empty: not yet
+    frozen: str = ""  # the last commit that changed Reef; empty: not yet
     partitions: dict[str, Partition]
     sets: dict[str, DataSet]
     leagues: dict[str, League]
 
     def set_of(self, data: str) -> DataSet:
-        """A set of the recipe, or the kind of other data."""
+        """Return a set of the recipe, or a description of other data."""
         for name, known in self.sets.items():
             if name.lower() == data.lower():
                 return known
         graphs = task_of_data(data) == GRAPHS.name
-        given = built_in(data) or is_own(data)  # these name their clients
+        given = built_in(data) or is_own(data)  # these define their clients
         return DataSet(kind=OWNERS if given else GRAPH if graphs else NODE)
 
 
 @cache
 def read_leagues() -> Recipe:
-    """The recipe of this package."""
+    """Read the recipe of this package."""
     text = (RECIPES / "leaderboard.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Recipe)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A user's choice; empty means everything that the league has."""
+    """The user's choice. An empty field means everything in the league."""
 
     methods: Sequence[str] = ()  # labels of the league, or other methods with settings
     data: Sequence[str] = ()  # sets of the league, or other names and paths
@@ -105,7 +107,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row to come."""
+    """One planned row."""
 
     run: StudyRun
     recipe: str
@@ -116,13 +118,13 @@ class Entry:
         return tuple(self.run.labels[name] for name in ("league", "data", "partition", "method"))
 
     def is_known(self, rows: Mapping[Key, Row]) -> bool:
-        """Whether a row of the same configuration has at least as many seeds."""
+        """Return whether a row of the same configuration has at least as many seeds."""
         row = rows.get(self.key)
         return row is not None and row.recipe == self.recipe and row.seeds >= self.run.config.seeds
 
 
 def plan_league(name: str, wanted: Wanted) -> tuple[list[Entry], list[str]]:
-    """Every row of a league that can be run here, and a sentence for everything left out."""
+    """Plan every row of a league that can run here. Return a sentence for each excluded part."""
     recipe = read_leagues()
     check_name("league", name, recipe.leagues)
     league, entries, notes = recipe.leagues[name], list[Entry](), list[str]()
@@ -153,7 +155,7 @@ def plan_league(name: str, wanted: Wanted) -> tuple[list[Entry], list[str]]:
 def _entries(
     league: League, arms: Mapping[str, tuple[str, bool]], labels: Json, options: Json
 ) -> tuple[list[Entry], list[str]]:
-    """All methods on one set and partition, and those for which `*` stands that cannot run."""
+    """Return all methods on one set and partition, and the methods of `*` that cannot run."""
     entries, unable = dict[str, Entry](), list[str]()
     for label, (text, any_method) in arms.items():
         try:
@@ -164,12 +166,12 @@ def _entries(
             unable.append(label)
             continue
         if not (any_method and entry.recipe in {one.recipe for one in entries.values()}):
-            entries[label] = entry  # one configuration needs no second label
+            entries[label] = entry  # one configuration needs only one label
     return list(entries.values()), unable
 
 
 def _arms(league: League, wanted: Sequence[str]) -> dict[str, tuple[str, bool]]:
-    """Methods by label: how each is written, and whether `*` stands for it."""
+    """Return methods by label: their text, and whether they come from `*`."""
     arms: dict[str, tuple[str, bool]] = {}
     for given in league.methods:
         if given.startswith("*"):
@@ -193,7 +195,7 @@ def _entry(league: League, labels: Json, text: str, options: Json) -> Entry:
 
 
 def _trials(league: League, config: RunConfig, labels: Json) -> dict[str, StudyRun]:
-    """The points of the first grid that a method can run; `rate` multiplies its default."""
+    """Return the points of the first grid that a method can run. `rate` multiplies its default."""
     config = msgspec.structs.replace(config, seed=league.trial_seed, seeds=league.trial_seeds)
     rate = defaults_of(resolve(config)[0], _task(config), ANY_RATE)["lr"]
     problem = ConfigError("the league has no grid")
@@ -221,12 +223,12 @@ def _run(config: RunConfig, labels: Json, recipe: str) -> StudyRun:
 
 
 def _recipe(config: RunConfig) -> str:
-    """A hash of a configuration with every default but not the number of seeds.
+    """Hash a configuration with all defaults, but without the number of seeds.
 
     A configuration that cannot run is an error.
     """
     full, _ = resolve(config)
-    # It may run anywhere, and the method knows its settings.
+    # The device does not matter, and the method knows its settings.
     plain = msgspec.structs.replace(full, device="auto", chunk=0, set={})
     name = name_configuration(plain, build_method(full, task=_task(full)))
     return hashlib.sha256(f"{name} {config.seed}".encode()).hexdigest()[:8]
@@ -238,9 +240,9 @@ def _task(config: RunConfig) -> str:
 
 
 def tuned_run(entry: Entry, rows: Mapping[Key, Row]) -> StudyRun | None:
-    """The run of the best trial's settings; None as long as a trial lacks.
+    """Return the run of the best trial's settings, or None if a trial is missing.
 
-    The first of equals is the best. A trial that diverged is worse than any other.
+    The first wins ties. A diverged trial is worse than any other.
     """
     by_recipe = {row.recipe: row for row in rows.values()}
     if not all(recipe in by_recipe for recipe in entry.trials):

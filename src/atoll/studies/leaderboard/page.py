@@ -1,4 +1,4 @@
-"""The page of the leaderboard, written from its rows alone: `atoll leaderboard --page FILE`."""
+"""Write the page of the leaderboard from its rows: `atoll leaderboard --page FILE`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from atoll.studies.leaderboard.standings import (
     rows_of,
 )
 
-RIVALS = 5  # that the command for another set names
-HEAD = "<!-- Written by `atoll leaderboard --page FILE`, which tests hold to leaderboard.csv. -->"
+RIVALS = 5  # methods in the example command for another set
+HEAD = "<!-- Written by `atoll leaderboard --page FILE`; tests compare it with leaderboard.csv. -->"
 ROWS = """\
-[leaderboard.csv](leaderboard.csv) has every row with its command and every seed's score.
-A click on a heading sorts a table."""
+[leaderboard.csv](leaderboard.csv) contains every row with its command and every seed's score.
+Click a heading to sort a table."""
 
 
 def league_tables(
     rows: Sequence[Row], recipe: Recipe, league: str, reference: str
 ) -> Iterator[tuple[str, list[Table]]]:
-    """For each group of sets: ranks, tests and the scores by partition."""
+    """Return ranks, tests and scores by partition, for each group of sets."""
     for group in GROUPS:
         if own := rows_of(rows, recipe, league, group):
             both = rank_table(own, recipe), against_table(own, reference)
@@ -34,7 +34,7 @@ def league_tables(
 
 
 def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> str:
-    """The first method on the development sets, and the methods that the reference beats."""
+    """State the first method on the development sets, and the methods that the reference beats."""
     title = recipe.leagues[league].title
     found = rank_methods(rows_of(rows, recipe, league, DEVELOPMENT))
     if found is None:
@@ -55,20 +55,20 @@ def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> 
 
 
 def page_text(rows: Sequence[Row], recipe: Recipe, reference: str = "reef") -> str:
-    """The whole page, in Markdown; rows with other rounds or epochs than the recipe's stay out."""
+    """Write the page in Markdown. Skip rows with other rounds or epochs than the recipe."""
     run = recipe.run
     own = [row for row in rows if (row.rounds, row.epochs) == (run["rounds"], run["epochs"])]
     lines = ["# Leaderboard", "", HEAD, ""]
     lines += [f"- {answer(own, recipe, name, reference)}" for name in recipe.leagues]
     if not own:
-        lines[4:] = ["**Not run yet**: there are no rows, and so no ranking."]
+        lines[4:] = ["**Not run yet**: the ranking needs rows."]
     sets = [name for name, one in recipe.sets.items() if one.development]
     frozen = f"was frozen in commit {recipe.frozen}" if recipe.frozen else "is not frozen yet"
     lines += [
         "",
         f"Protocol `{run['protocol']}`, {run['rounds']} rounds of {run['epochs']} epochs.",
         "Seeds vary partition, split and initialisation.",
-        "Test scores of the development sets were seen while Reef was designed:",
+        "The designers of Reef knew the test scores of the development sets:",
         f"{', '.join(sets)}.",
         f"Reef's design {frozen}; scores of the further sets count only after that.",
         "",
@@ -93,7 +93,7 @@ def _league(rows: Sequence[Row], recipe: Recipe, name: str, reference: str) -> I
     if not own:
         yield from ("Not run yet.", "")
         return
-    yield from ("One row of each partition by itself:", "")
+    yield from ("One row of each partition:", "")
     yield from _console("data", *{row.partition: row.command for row in own}.values())
     for group, tables in league_tables(own, recipe, name, reference):
         yield from (f"### {league.title}: {group}", "")
@@ -102,12 +102,12 @@ def _league(rows: Sequence[Row], recipe: Recipe, name: str, reference: str) -> I
 
 
 def _another_set(rows: Sequence[Row], recipe: Recipe, reference: str) -> Iterator[str]:
-    """The command that runs the reference and its best rivals on another set."""
+    """Write the command that runs the reference and its best rivals on another set."""
     found = rank_methods(rows_of(rows, recipe, next(iter(recipe.leagues)), DEVELOPMENT))
     rivals = [name for name in found.methods if name != reference][:RIVALS] if found else []
     words = f"{reference} and its {len(rivals)} best rivals" if rivals else "some methods"
     names = ",".join([reference, *(rivals or ["fedavg", "fedprox"])])
     yield from ("## Another set", "")
-    yield from (f"This runs {words} on another set; your own data are a path.", "")
+    yield from (f"This command runs {words} on another set; give a path for your own data.", "")
     command = f"atoll leaderboard --data tolokers --methods {names} --data-root DIR"
     yield from _console("data", f"{command} --csv other.csv")[:-1]

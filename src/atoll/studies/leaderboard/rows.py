@@ -22,9 +22,9 @@ Key = tuple[str, ...]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One method on one set and partition, over all seeds; a trial of the search in another file.
+    """One method on one set and partition, over all seeds. Another file contains the trials.
 
-    `recipe` is a hash of the configuration with every default, so that a changed default is seen.
+    `recipe` is a hash of the configuration with all defaults, so it detects a changed default.
     """
 
     league: str
@@ -36,10 +36,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int | None = None
     epochs: int | None = None
     metric: str = ""
-    mean: float | None = None  # None: training diverged
+    mean: float | None = None  # None if training diverged
     std: float | None = None  # None for one seed
     seeds: int
-    values: str = ""  # of each seed
+    values: str = ""  # value of each seed
     bytes_per_round: float | None = None  # up and down, all clients
     ms_per_round: float | None = None  # of one seed; on a GPU, several seeds train at once
     device: str = ""
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """The columns that identify a row; a new row replaces an earlier one."""
+        """The columns that identify a row. A new row replaces an earlier row with the same key."""
         known = self.league, self.data, self.partition, self.method
         return (*known, self.recipe) if self.league == TRIALS else known
 
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_row(outcome: RunOutcome, recipe: str, role: str = "test") -> Row:
-    """The row of a run that ended, by its labels; `role` is "test", or "val" for a trial."""
+    """Make the row of a run that ended. `role` is "test", or "val" for a trial."""
     config, labels = outcome.run.config, outcome.run.labels
     about = {name: labels[name] for name in ("league", "data", "partition", "method")}
     plain = msgspec.structs.replace(config, data_root=None, device="auto")
@@ -88,7 +88,7 @@ def make_row(outcome: RunOutcome, recipe: str, role: str = "test") -> Row:
 
 
 def read_rows(path: Path) -> dict[Key, Row]:
-    """The rows of a file; none if there is no such file yet."""
+    """Read the rows of a file. A missing file has no rows."""
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -105,7 +105,7 @@ def read_rows(path: Path) -> dict[Key, Row]:
 
 
 def add_rows(path: Path, new: Iterable[Row]) -> None:
-    """Add rows to a file, sorted, so that two versions of the file are easy to compare."""
+    """Add rows to a file in sorted order, so that two versions of the file are easy to compare."""
     rows = read_rows(path) | {row.key: row for row in new}
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")

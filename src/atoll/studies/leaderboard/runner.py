@@ -1,4 +1,4 @@
-"""Run the rows that a CSV file lacks; every row is written soon after its run ends."""
+"""Run the rows that are missing in a CSV file, and write each row soon after its run ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun
 from atoll.studies.tune.runner import DIVERGED, Blinded
 
-EVERY = 5.0  # least seconds between two writes of the file
+EVERY = 5.0  # minimum seconds between two writes of the file
 
 
 def trials_file(path: Path) -> Path:
-    """The file with the trials of the search, beside that of the rows."""
+    """Return the file with the trials of the search, next to the file of the rows."""
     return path.with_name(f"{path.stem}-{TRIALS}{path.suffix}")
 
 
@@ -34,16 +34,16 @@ def run_entries(
     jobs: int | str = 1,
     out: Path | None = None,
 ) -> None:
-    """Run what the file lacks, the cheapest first; each failed run adds a sentence to `problems`.
+    """Run the missing rows, cheapest first. Each failed run adds a sentence to `problems`.
 
-    `Stopped` is raised if the observer stops it. The file then has the rows of all runs that ended.
-    With `out`, whole runs and their checkpoints are kept there; else nothing but the rows is kept.
+    Raise `Stopped` if the observer stops it. The file then contains the rows of all finished runs.
+    With `out`, keep whole runs and their checkpoints in this folder, otherwise only the rows.
     """
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(TemporaryDirectory(prefix="atoll-leaderboard-")))
 
         def play(runs: Sequence[tuple[str, StudyRun]], kind: str, to: Path, role: str) -> None:
-            """Run by recipe; trials see no test nodes."""
+            """Run by recipe. Trials do not see test nodes."""
             recipes = {run.name: recipe for recipe, run in runs}
             keeper = _Keeper(observer or StudyObserver(), to, recipes, role, problems)
             few = [replace(run, light=out is None) for _, run in runs]
@@ -73,7 +73,7 @@ def run_entries(
 
 @dataclass
 class _Keeper(StudyObserver):
-    """Writes a row for each run that ends, and passes all events on."""
+    """Writes a row for each run that ends, and forwards all events."""
 
     observer: StudyObserver
     path: Path
@@ -84,7 +84,7 @@ class _Keeper(StudyObserver):
     wrote: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        """Write the rows that wait."""
+        """Write the buffered rows."""
         if self.waiting:
             add_rows(self.path, self.waiting)
         self.waiting, self.wrote = [], time.monotonic()

@@ -1,8 +1,8 @@
 """Mean ranks and tests of a league's rows, and the tables that show them.
 
-A *problem* is a set with a partition; its score is the mean over seeds. A method's mean rank is the
-mean over sets of its mean rank over the set's problems. The interval resamples sets, because
-problems of one set are alike.
+A *problem* is a data set with a partition, and its score is the mean over seeds. For each data set
+we average a method's rank over its problems. The mean rank averages these values over data sets.
+The bootstrap resamples data sets, because problems of the same data set are correlated.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from atoll.studies.compare.statistics import ALPHA, PairedTest, against, ranks
 from atoll.studies.leaderboard.leagues import Recipe
 from atoll.studies.leaderboard.rows import Row
 
-DRAWS = 10_000  # of the bootstrap
+DRAWS = 10_000  # bootstrap samples
 HALVES = ("homophilous", "heterophilous")
-COVERED = 0.5  # a method with a smaller share of the problems is not ranked
+COVERED = 0.5  # minimum fraction of the problems for a ranked method
 BY = {"wilcoxon": "p (Wilcoxon)", "t": "p (t-test)", "nothing": "p"}
 
 
 @dataclass(frozen=True)
 class Standings:
-    """Methods with all problems that they share, the best mean rank first."""
+    """Ranked methods with all problems that they share, best mean rank first."""
 
     methods: tuple[str, ...]
     problems: tuple[tuple[str, str], ...]
-    scores: np.ndarray  # means over seeds, (P, M); 0 where a seed diverged
+    scores: np.ndarray  # means over seeds, (P, M); 0 if a seed diverged
     mean_ranks: np.ndarray  # (M,), 1 is best
     intervals: np.ndarray  # lower and upper ends, 95%, (2, M)
-    notes: tuple[str, ...] = ()  # what is not ranked
+    notes: tuple[str, ...] = ()  # about methods and problems that are not ranked
 
     @property
     def sets(self) -> int:
         return len({data for data, _ in self.problems})
 
     def tests(self, reference: str) -> list[PairedTest]:
-        """Every other method against one, over the problems; none if it is not ranked."""
+        """Test every other method against the reference, over the problems, if it is ranked."""
         scores = dict(zip(self.methods, self.scores.T, strict=True))
         return against(reference, scores) if reference in scores else []
 
 
 def rank_methods(rows: Sequence[Row]) -> Standings | None:
-    """Rank the methods that ran on most problems; None with fewer than two."""
+    """Rank the methods that ran on most problems. Return None with fewer than two methods."""
     found = {(row.problem, row.method): row.mean or 0.0 for row in rows}
     problems = list(dict.fromkeys(row.problem for row in rows))
     every = list(dict.fromkeys(row.method for row in rows))
@@ -60,24 +60,24 @@ def rank_methods(rows: Sequence[Row]) -> Standings | None:
     by_set = np.stack([placed[sets == name].mean(0) for name in dict.fromkeys(sets.tolist())])
     mean, notes = by_set.mean(0), list[str]()
     if lost := len(problems) - len(common):
-        notes.append(f"{counted(lost, 'problem')} without all of these methods: not counted.")
+        notes.append(f"{counted(lost, 'problem')} without all of these methods: excluded.")
     if few := [method for method in every if method not in methods]:
         notes.append(f"Not ranked, with too few problems: {', '.join(few)}.")
     if diverged := dict.fromkeys(row.method for row in rows if row.mean is None):
-        notes.append(f"Where a seed diverged ({', '.join(diverged)}), a method has 0 points.")
+        notes.append(f"If a seed diverged ({', '.join(diverged)}), the score of the method is 0.")
     order = np.argsort(mean, kind="stable")
     names, ends = tuple(methods[place] for place in order), bootstrap(by_set)[:, order]
     return Standings(names, tuple(common), scores[:, order], mean[order], ends, tuple(notes))
 
 
 def bootstrap(by_set: np.ndarray) -> np.ndarray:
-    """The 95% interval of means over sets, (2, M), when sets are drawn with replacement."""
+    """Return the 95% bootstrap interval of means over sets, (2, M)."""
     draws = np.random.default_rng(0).integers(len(by_set), size=(DRAWS, len(by_set)))
     return np.asarray(np.percentile(by_set[draws].mean(1), [2.5, 97.5], axis=0))
 
 
 def rows_of(rows: Sequence[Row], recipe: Recipe, league: str, group: str) -> list[Row]:
-    """Rows of a league and of one group of sets, in the order of the recipe."""
+    """Return the rows of a league and of one group of sets, in the order of the recipe."""
     sets, parts = [name.lower() for name in recipe.sets], list(recipe.partitions)
     place = {name: number for number, name in enumerate([*sets, *parts])}
     own = [row for row in rows if (row.league, recipe.set_of(row.data).group) == (league, group)]
@@ -85,7 +85,7 @@ def rows_of(rows: Sequence[Row], recipe: Recipe, league: str, group: str) -> lis
 
 
 def rank_table(rows: Sequence[Row], recipe: Recipe) -> Table | None:
-    """Mean ranks with intervals, halves, mean scores and costs; None with too few rows."""
+    """Make a table of mean ranks with intervals, scores and costs, or None with too few rows."""
     if (found := rank_methods(rows)) is None:
         return None
     halves: dict[str, Mapping[str, float]] = {}
@@ -117,7 +117,7 @@ def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
 
 
 def against_table(rows: Sequence[Row], reference: str) -> Table | None:
-    """Every method against one, over means of problems; None if there is nothing to test."""
+    """Make a table of every method against one, or None if there is nothing to test."""
     found = rank_methods(rows)
     if found is None or not (tests := found.tests(reference)):
         return None
@@ -131,15 +131,14 @@ def against_table(rows: Sequence[Row], reference: str) -> Table | None:
         ends = DASH if test.pairs < 2 else f"{low} to {high}"
         lines.append([test.name, size, ends, f"{test.wins}/{test.losses}", p, verdict])
     names = ["method", "points", "95 % interval", "wins/losses", BY[tests[0].by], "verdict"]
-    note = (
-        f"Points of a method less those of {reference}, over {counted(tests[0].pairs, 'problem')}."
-    )
+    problems = counted(tests[0].pairs, "problem")
+    note = f"Points of a method minus the points of {reference}, over {problems}."
     how = f"p is Holm-corrected; ≈: not distinguishable from {reference} (p at least {ALPHA})."
     return make_table(names, lines, title=f"Against {reference}", notes=[note, how])
 
 
 def result_tables(rows: Sequence[Row], recipe: Recipe) -> list[Table]:
-    """A table of scores for each partition: methods as rows, in the order of their ranks."""
+    """Make a table of scores for each partition, with methods in the order of their ranks."""
     found, tables = rank_methods(rows), list[Table]()
     every = [*(found.methods if found else ()), *(row.method for row in rows)]
     for part in recipe.partitions:

@@ -1,4 +1,4 @@
-"""How each kind of figure is drawn: from the runs of a `Drawing` to charts by name, and rows."""
+"""Draw each kind of figure: from the runs of a `Drawing` to named charts and rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from atoll.studies.reproduce.figures import Drawing, Point
 
 Illustration = tuple[Mapping[str, Panels], Table]
-"""Pictures by the ending of their file's name, and the numbers behind them."""
+"""Pictures by the suffix of their file's name, and their numbers."""
 COLUMNS = {
     "rounds": "dataset method round mean protocol",
     "similarity": "dataset of client other similarity",
@@ -45,7 +45,7 @@ COLUMNS = {
     "pairs": "dataset X structure_heterogeneity mean std seeds protocol cell",
     "violins": "dataset method X client gain protocol",
 }
-"""Columns of the CSV; X is the name of the recipe's first axis."""
+"""Columns of the CSV. X is the name of the recipe's first axis."""
 
 
 def _table(drawing: Drawing, rows: Sequence[Sequence[object]]) -> Table:
@@ -64,7 +64,7 @@ def _folder(point: Point) -> Path:
 
 
 def _scores(drawing: Drawing) -> Table:
-    """Every run's score as a line of the CSV."""
+    """Return the score of every run as a line of the CSV."""
     recipe, rows = drawing.recipe, list[dict[str, object]]()
     for point in drawing.points:
         own, axes = _ours(point, drawing), {recipe.x_name: point.x.label}
@@ -85,7 +85,7 @@ def _panels(
     *,
     legend: bool = False,
 ) -> dict[str, Panels]:
-    """The only picture of a figure, with panels of a size in inches."""
+    """Make the only picture of a figure, with panels of a size in inches."""
     rows, (width, height) = charts.in_rows(panels), size
     wide = len(rows[0])
     room = int(13 * width * wide)
@@ -100,7 +100,7 @@ def _score_axis(drawing: Drawing, dataset: str) -> Axis:
 def _line(
     method: str, methods: Sequence[str], x: np.ndarray, y: np.ndarray, **more: object
 ) -> Line:
-    """A method's line; the paper's own method, the last, is black and thick."""
+    """Make a method's line. The paper's own method, the last, is black and thick."""
     place, colours = list(methods).index(method), len(charts.PALETTE) - 1
     style: dict[str, object] = {"colour": charts.BLACK, "width": 2.4, "shape": "dot"}
     if place < len(methods) - 1:
@@ -111,7 +111,7 @@ def _line(
 
 
 def draw_lines(drawing: Drawing) -> Illustration:
-    """A score against something that is varied: a line for each method, a panel for each set."""
+    """Plot a score against a varied quantity: a line per method, a panel per data set."""
     methods, panels = drawing.methods(), []
     values = sorted({float(variant.label) for variant in drawing.recipe.x})
     log = values[0] > 0 and values[-1] / values[0] > 50
@@ -132,7 +132,7 @@ def draw_lines(drawing: Drawing) -> Illustration:
 
 
 def draw_rounds(drawing: Drawing) -> Illustration:
-    """A score after every round: mean over seeds, a line for each method."""
+    """Plot a score after every round: mean over seeds, a line per method."""
     methods, panels, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
         first: FinishedRun | None = None
@@ -151,7 +151,7 @@ def draw_rounds(drawing: Drawing) -> Illustration:
 
 
 def draw_bars(drawing: Drawing) -> Illustration:
-    """A group of bars for each place on the axis."""
+    """Plot a group of bars for each position on the axis."""
     groups = list(dict.fromkeys(point.group for point in drawing.points))
     several = len({p.x.methods for p in drawing.points}) > 1
     methods, ticks, low = drawing.methods(), [], 100.0
@@ -180,7 +180,7 @@ def draw_bars(drawing: Drawing) -> Illustration:
 
 
 def draw_grid(drawing: Drawing) -> Illustration:
-    """A heat map over two things that are varied, for each data set and method."""
+    """Plot a heat map over two varied quantities, for each data set and method."""
     x = [float(variant.label) for variant in drawing.recipe.x]
     y = [float(variant.label) for variant in drawing.recipe.y]
     across = named(drawing.recipe.x_name, [f"{label:g}" for label in x])
@@ -193,7 +193,7 @@ def draw_grid(drawing: Drawing) -> Illustration:
             values[place] = _ours(point, drawing).mean
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
         words = np.array([[f"{value:.1f}" for value in row] for row in values])
-        # The scale begins at the least value, because the picture is about differences.
+        # The scale begins at the lowest value, because the figure shows differences.
         top = max(high, low + 1.0)
         heat = charts.Heat(values, words, low, top, scale="", scale_form="{x:.1f}")
         title = f"{dataset}, {method}\n{_score_axis(drawing, dataset).name}"
@@ -202,7 +202,7 @@ def draw_grid(drawing: Drawing) -> Illustration:
 
 
 def draw_similarity(drawing: Drawing) -> Illustration:
-    """How alike clients seem to each method, beside the data's own similarity."""
+    """Plot the client similarities of each method next to the similarities of the data."""
     pictures, rows = {}, []
     for dataset in drawing.datasets():
         found = read_similarities([_folder(point) for point in drawing.of(dataset)])
@@ -219,7 +219,7 @@ def draw_similarity(drawing: Drawing) -> Illustration:
 
 
 def draw_distance(drawing: Drawing) -> Illustration:
-    """How far apart same-class nodes of different clients are, a bar for each method."""
+    """Plot the distance of same-class nodes of different clients, with a bar per method."""
     methods, panels, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
         marks: list[Mark] = []
@@ -237,7 +237,7 @@ def draw_distance(drawing: Drawing) -> Illustration:
 
 
 def _distances(folder: Path) -> list[float]:
-    """Of every seed: the distance between same-class outputs of two clients, mean over pairs."""
+    """Return the mean distance of same-class outputs of two clients, for every seed."""
     run, found = read_run(folder), []
     method = run.method
     assert method is not None
@@ -256,7 +256,7 @@ def _distances(folder: Path) -> list[float]:
 
 
 def draw_contribution(drawing: Drawing) -> Illustration:
-    """The effect of one client on each class, with one kind of difference at a time."""
+    """Plot the effect of one client on each class, with one kind of difference at a time."""
     pictures, rows = {}, []
     for point in drawing.points:
         found = contribution(point.run.config, client=0, vary=str(point.x.label))
@@ -269,7 +269,7 @@ def draw_contribution(drawing: Drawing) -> Illustration:
 
 
 def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStudy]]:
-    """The clusters of every gcfl run, with its file's name, beside other methods' runs."""
+    """Yield the clusters of every GCFL run, with its file name, next to other methods' runs."""
     for point in drawing.points:
         if point.run.config.method != "gcfl":
             continue
@@ -280,7 +280,7 @@ def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStud
 
 
 def draw_norms(drawing: Drawing) -> Illustration:
-    """Norms of updates and the tree of clusters, for each run."""
+    """Plot norms of updates and the tree of clusters, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
         pictures[f"{name}-norms"] = clusters_charts.norm_charts(study, cluster_title(study))
@@ -293,7 +293,7 @@ def draw_norms(drawing: Drawing) -> Illustration:
 
 
 def draw_heterogeneity(drawing: Drawing) -> Illustration:
-    """How different the graphs inside clusters are, for each run."""
+    """Plot the heterogeneity of the graphs inside clusters, for each run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
         pictures[name] = clusters_charts.heterogeneity_charts(study, cluster_title(study))
@@ -305,7 +305,7 @@ def draw_heterogeneity(drawing: Drawing) -> Illustration:
 
 
 def draw_losses(drawing: Drawing) -> Illustration:
-    """Test losses over the rounds, a picture for each data set."""
+    """Plot test losses over the rounds, with one picture per data set."""
     pictures, rows = {}, []
     last = {point.dataset: study for point, _, study in _cluster_studies(drawing)}
     for dataset in (name for name in drawing.datasets() if name in last):
@@ -320,7 +320,7 @@ def draw_losses(drawing: Drawing) -> Illustration:
 
 
 def draw_pairs(drawing: Drawing) -> Illustration:
-    """The first client's accuracy against how different the other's graphs are (GCFL, Fig. 5)."""
+    """Plot the first client's accuracy against the other's structural distance (GCFL, Fig. 5)."""
     marks: list[Mark] = []
     rows = []
     for point in drawing.points:
@@ -343,7 +343,7 @@ def draw_pairs(drawing: Drawing) -> Illustration:
 
 
 def draw_violins(drawing: Drawing) -> Illustration:
-    """What clients gain over training alone: two halves of a violin for each method."""
+    """Plot the clients' gains over local training, with two halves of a violin per method."""
     methods, panels, rows = drawing.methods(), [], []
     sides = [variant.label for variant in drawing.recipe.x]
     for dataset in drawing.datasets():
@@ -359,7 +359,7 @@ def draw_violins(drawing: Drawing) -> Illustration:
             alone = bases[label].result.of_clients().mean(0)
             gain = 100 * (run.result.of_clients().mean(0) - alone)
             values, place = gain[np.isfinite(gain)], methods.index(point.method)
-            half = sides.index(label)  # the left (0) or the right (1)
+            half = sides.index(label)  # 0: left half, 1: right half
             side, colour = (-1, 1)[half], charts.colour_of(half)
             at = place + side * np.random.default_rng(half).uniform(0.04, 0.14, values.size)
             ends, middle = [place, place + 0.3 * side], [values.mean()] * 2
@@ -368,7 +368,7 @@ def draw_violins(drawing: Drawing) -> Illustration:
             marks.append(Line(ends, middle, charts.BLACK, width=2.0))
             for client, value in enumerate(gain.tolist()):
                 rows.append((dataset, point.method, label, client, round(value, 4), drawing.rules))
-        y = Axis("points gained over training alone (line: mean)")
+        y = Axis("points gained over local training (line: mean)")
         panels.append(Chart(dataset, named("", methods), y, tuple(marks)))
     width = max(4.6, 1.5 * len(methods))
     return _panels(drawing, panels, (width, 4.4), legend=len(sides) > 1), _table(drawing, rows)
@@ -379,4 +379,4 @@ _CLUSTERS = (draw_norms, draw_heterogeneity, draw_losses, draw_violins, draw_pai
 DRAW: dict[str, Callable[[Drawing], Illustration]] = {
     draw.__name__.removeprefix("draw_"): draw for draw in (*_SCORES, draw_contribution, *_CLUSTERS)
 }
-"""Every way to draw that a recipe can name."""
+"""All drawing functions that a recipe can name."""

@@ -1,4 +1,4 @@
-"""A paper's figure again: pictures and numbers of its runs; the print has only a shape."""
+"""Reproduce a figure: pictures and numbers of its runs. Published figures contain no numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from atoll.studies.reproduce.table import PaperStudy, Wanted, named_run, unique
 from atoll.studies.study_run import Json, RunOutcome, StudyRun
 
 Label = str | float | int
-COLUMNS = ("dataset", "clients", "method")  # the columns that `--only` can choose by
-ALONE = ("contribution",)  # figures that do not come from runs of a study
+COLUMNS = ("dataset", "clients", "method")  # columns that `--only` accepts
+ALONE = ("contribution",)  # figures that need no runs of a study
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Point:
     """One run of a figure, with the paper's names of data and method."""
 
     dataset: str
-    clients: int | None  # None is the protocol's number
+    clients: int | None  # None: chosen by the protocol
     method: str
-    x: Variant  # its place on the first axis
+    x: Variant  # its position on the first axis
     y: Variant
     run: StudyRun
     outcome: RunOutcome | None = None
-    group: int = 0  # number of the place on the first axis, which may have a label twice
+    group: int = 0  # index of the position on the first axis, whose labels may repeat
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a paper under one protocol; "" is the paper's own."""
+    """A figure of a paper under one protocol. "" is the paper's own protocol."""
 
     paper: Paper
     number: str
@@ -51,12 +51,12 @@ class Figure:
         return self.paper.recipe.figures[self.number]
 
     def runs(self, *, here: bool = True) -> list[StudyRun]:
-        """Each run of the figure, its baselines too; also without the data unless `here`."""
+        """Return each run of the figure and its baselines, also without data unless `here`."""
         points, _ = self.plan(here=here)
         return unique([*(point.run for point in points), *self.baselines(points).values()])
 
     def plan(self, *, here: bool = True) -> tuple[list[Point], list[str]]:
-        """The points of the figure, and why parts of it have none, if the data must be here."""
+        """Return the points of the figure, and the reasons for missing parts."""
         paper, recipe, root = self.paper, self.recipe, self.wanted.root
         if recipe.reason:
             raise ConfigError(f"figure {self.number} of {paper.name} is not drawn: {recipe.reason}")
@@ -84,7 +84,7 @@ class Figure:
         return kept, [f"{one}: {reason}" for one, reason in lacking.items() if reason]
 
     def _kept(self, names: Sequence[str], column: str, *, check: bool = True) -> tuple[str, ...]:
-        """The names that `--only` asks for, in the recipe's order."""
+        """Return the names that `--only` selects, in the order of the recipe."""
         only = {value.lower(): value for key, value in self.wanted.only if key == column}
         for low, value in only.items():
             if check and low not in {name.lower() for name in names}:
@@ -94,7 +94,7 @@ class Figure:
     def run_at(
         self, dataset: str, method: str, clients: int | None, variants: tuple[Variant, ...]
     ) -> StudyRun:
-        """The run at one place of the axes."""
+        """Return the run at one position of the axes."""
         setting = self.recipe.setting or next(iter(self.paper.recipe.settings))
         how: Json = {"clients": clients, "rules": self.rules, "variants": variants}
         config = self.paper.config(dataset, setting, method, **how, **self.wanted.options())
@@ -104,10 +104,10 @@ class Figure:
         return named_run(config, labels)
 
     def baselines(self, points: Sequence[Point]) -> dict[tuple[str, Label], StudyRun]:
-        """The runs over which clients gain, where the figure shows gains."""
+        """Return the runs that gains are measured against, if the figure shows gains."""
         found = {}
         for point in points if self.recipe.draw == "violins" else ():
-            # The baseline has the same clients and none of the method's hyper-parameters.
+            # The baseline has the same clients, but not the method's hyper-parameters.
             options = {key: value for key, value in point.x.run.items() if key != "set"}
             plain = Variant(label=point.x.label, data=point.x.data, run=options)
             run = self.run_at(point.dataset, self.paper.recipe.baseline, point.clients, (plain,))
@@ -117,7 +117,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Drawing(Figure):
-    """A figure with its finished runs; methods and data sets are in the recipe's order."""
+    """A figure with its finished runs. Methods and data sets are in the order of the recipe."""
 
     points: tuple[Point, ...]
     baseline_runs: Mapping[tuple[str, Label], RunOutcome]  # by data set and label of x
@@ -132,12 +132,12 @@ class Drawing(Figure):
         return list(dict.fromkeys(point.dataset for point in self.points))
 
     def metric(self, dataset: str) -> str:
-        """The score of the data: "accuracy" or "auc"."""
+        """The metric of the data: "accuracy" or "auc"."""
         name = plain_name(self.paper.data_name(dataset))
         return "accuracy" if TASKS[task_of_data(name)].many_graphs else dataset_info(name).metric
 
     def title(self) -> str:
-        """What the picture shows and how it was run."""
+        """Describe the picture and its runs."""
         rounds = self.wanted.rounds
         short = f", only {counted(rounds, 'round')}" if rounds is not None else ""
         return (
@@ -148,33 +148,33 @@ class Drawing(Figure):
 
 @dataclass(frozen=True)
 class ReproducedFigure:
-    """A figure that was drawn."""
+    """A figure after its reproduction."""
 
     paper: Paper
     number: str
     paths: list[Path]
-    runs: int  # how many it comes from
-    left_out: list[str]  # one sentence for each part that is not in it
+    runs: int  # number of its runs
+    left_out: list[str]  # one sentence for each missing part
 
     def summary(self) -> Json:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         about = {"paper": self.paper.name, "figure": self.number, "runs": self.runs}
         return {**about, "files": list(map(str, self.paths)), "left_out": self.left_out}
 
     def parts(self) -> list[Part]:
-        """The title, the parts that it lacks, and a note, for `layout`."""
+        """Return the title, the missing parts, and a note, for `layout`."""
         recipe = self.paper.recipe.figures[self.number]
         note = f"{recipe.note} " if recipe.note else ""
         return [
             heading(f"{self.paper.name}, figure {self.number}: {recipe.shows}"),
             *([] if self.paths else ["Nothing to draw."]),
-            *(f"not in it: {one}" for one in self.left_out),
-            quiet(f"{note}The printed figure has no numbers to compare with."),
+            *(f"missing: {one}" for one in self.left_out),
+            quiet(f"{note}The published figure contains no numbers to compare with."),
         ]
 
 
 def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:
-    """Run what a figure needs and is not there yet, draw it, and write its numbers."""
+    """Run the missing runs of a figure, draw it, and write its numbers."""
     check_output(study.folder)
     paper, wanted = study.paper, study.wanted
     figures = [Figure(paper, number, rules, wanted) for rules in wanted.rules(paper)]
@@ -200,7 +200,7 @@ def reproduce_figure(study: PaperStudy, number: str) -> ReproducedFigure:
 
 
 def _write(drawing: Drawing, folder: Path) -> list[Path]:
-    """Every picture as PNG and SVG, and the numbers as CSV."""
+    """Write every picture as PNG and SVG, and the numbers as CSV."""
     pictures, numbers = figure_charts.DRAW[drawing.recipe.draw](drawing)
     own = drawing.rules == drawing.paper.recipe.protocol
     stem = f"figure-{drawing.number}" + ("" if own else f"-{drawing.rules}")

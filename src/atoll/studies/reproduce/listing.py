@@ -1,8 +1,8 @@
-"""What can be reproduced: every table and figure of the papers in a line each, or one's runs.
+"""List the tables and figures that can be reproduced, one per line, or the runs of one.
 
-`atoll reproduce ... --dry-run` loads and trains nothing. Every configuration is checked as a run
-would check it, with the published numbers of features and classes, so that a recipe is valid before
-its data are there.
+`atoll reproduce ... --dry-run` loads and trains nothing. It checks every configuration as a run
+would, with the published numbers of features and classes, so it can validate a recipe before the
+data are downloaded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper
 from atoll.studies.reproduce.table import Wanted, needed, plan_table, unique
 from atoll.studies.study_run import StudyRun, cost_of
 
-SHORT = ("partition", "rounds", "epochs", "fraction", "set", "compat")  # options that are shown
+SHORT = ("partition", "rounds", "epochs", "fraction", "set", "compat")  # shown options
 
 
 def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
-    """A table for each paper, with a row for each of its tables and figures; and how to read it."""
+    """Make a table for each paper, with a row per table and figure, and an explanation."""
     wanted = Wanted(seeds=seeds, root=root)
     columns = [
         Column(name, "left" if name in ("what", "it shows", "data") else "right", wrap=True)
@@ -38,8 +38,8 @@ def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Pa
     paper = read_paper(names[0])
     first = next(number for number, table in paper.recipe.tables.items() if not table.reason)
     caption = (
-        "cells: printed numbers of a table, runs of a figure. Data in brackets are not here. "
-        f"Rough time: {seeds} seeds of what is here, one protocol, one core. For example: "
+        "cells: published numbers of a table, runs of a figure. Data in brackets are missing. "
+        f"Rough time: {seeds} seeds of available data, one protocol, one core. Example: "
         f"atoll reproduce {paper.name} table{first} --only dataset={next(iter(paper.recipe.data))}"
     )
     parts = [part for table in tables for part in (heading(table.title), table, "")]
@@ -50,7 +50,7 @@ def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
     for number, table in paper.recipe.tables.items():
         start = f"table{number}", table.shows
         if table.reason:
-            yield *start, DASH, "made of the data" if table.from_data else "not a result", DASH
+            yield *start, DASH, "computed from data" if table.from_data else "not a result", DASH
             continue
         rows = plan_table(paper, number, wanted)
         names = dict.fromkeys(row.printed.dataset for row in rows)
@@ -69,13 +69,13 @@ def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
 def _data_and_time(
     paper: Paper, sets: Sequence[str], runs: Sequence[StudyRun], root: str | None
 ) -> tuple[str, str]:
-    """The data sets of a table, absent ones in brackets, and the time that its runs take here."""
+    """Return the data sets of a table (missing sets in brackets) and the time of its runs here."""
     words = [f"({one})" if absent(paper.data_name(one), root) else one for one in sets]
     return ", ".join(words), _time(runs).removeprefix("about ") if runs else DASH
 
 
 def items(paper: Paper, text: str) -> list[tuple[str, str]]:
-    """The items of a word: one table or figure, or all that are not drawings or descriptions."""
+    """Parse a table or figure, or `all`, which excludes drawings and descriptions."""
     if text.lower() != "all":
         return [find_item(paper, text)]
     return [
@@ -85,7 +85,7 @@ def items(paper: Paper, text: str) -> list[tuple[str, str]]:
 
 
 def planned_runs(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[StudyRun]:
-    """Every run of a table or a figure; a configuration that cannot be run is an error."""
+    """Return every run of a table or a figure. Raise an error for an invalid configuration."""
     recipe, runs = paper.recipe, list[StudyRun]()
     if kind == "table" and not recipe.tables[number].reason:
         rows = plan_table(paper, number, wanted, done=None)
@@ -102,7 +102,7 @@ def planned_runs(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[S
 
 
 def check_configuration(run: StudyRun) -> None:
-    """Build the method of a run from published sizes; an error names the run."""
+    """Build the method of a run from published sizes. An error names the run."""
     name = plain_name(run.config.data)
     sets = [dataset_info(one) for one in sets_of_group(name) or (name,)]
     features, classes = (
@@ -116,13 +116,13 @@ def check_configuration(run: StudyRun) -> None:
 
 
 def dry_run_parts(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[Part]:
-    """A line for each run, the rough time, and where absent sets can be had."""
+    """Return a line for each run, the rough time, and the sources of missing data sets."""
     recipe = (paper.recipe.tables if kind == "table" else paper.recipe.figures)[number]
     title = f"{paper.name}, {kind} {number}: {recipe.shows}"
     found = planned_runs(paper, kind, number, wanted)
     if not found:
         own = getattr(recipe, "from_data", False)
-        why = "It is made of the data, without runs." if own else recipe.reason
+        why = "It is computed from the data, without runs." if own else recipe.reason
         return [heading(title), why or "It needs no runs of a study."]
     alike: dict[tuple[str, str, str], list[StudyRun]] = {}
     for run in found:
@@ -150,7 +150,7 @@ def _time(runs: Sequence[StudyRun]) -> str:
 
 
 def _words(run: StudyRun) -> str:
-    """The configuration in short: method and options."""
+    """Format the configuration briefly: method and options."""
     full, _ = resolve(as_trained(run.config))
     given = {name: getattr(full, name) for name in SHORT if getattr(full, name) != 1.0}
     return " ".join([run.config.method, *option_words(given)])

@@ -1,4 +1,4 @@
-"""The printed tables of a reproduction and their files, as values of `atoll.present.tables`."""
+"""The tables of a reproduction and their files, as values of `atoll.present.tables`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.table import COLUMNS, LAST, TOLERANCE, ReproducedRow, Reproduction
 from atoll.studies.study_run import Json
 
-AGREES = " ~"  # behind the verdict by points: compatible by both spreads
-WIDTH = 80  # columns of the narrowest terminal that tables are made for
+AGREES = " ~"  # after the verdict by points: compatible by both standard deviations
+WIDTH = 80  # width of the narrowest supported terminal
 METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean"}
 METRIC_WORDS |= {"min_gain": "min gain", "ratio_improved": "improved"}
 _COLOURS = {"reproduced": "green", "above": "cyan", "below": "yellow", "failed": "red"}
 
 
 def value_text(value: float | None, std: float | None, metric: str) -> str:
-    """`77.9 ± 0.4`; clients are counted."""
+    """Format a value: `77.9 ± 0.4`, or a number of clients."""
     if value is None:
         return DASH
     if metric == "ratio_improved":
@@ -34,7 +34,7 @@ def value_text(value: float | None, std: float | None, metric: str) -> str:
 
 
 def _texts(found: Reproduction, row: ReproducedRow) -> list[str]:
-    """A row as text: printed, ours, difference, verdict, then the same under strict."""
+    """Format a row: printed, ours, difference, verdict, then the same under strict."""
     one = row.printed
     texts = [value_text(one.value, one.std, one.metric)]
     for rules in (*found.rules, *_beside(found)):
@@ -47,12 +47,12 @@ def _texts(found: Reproduction, row: ReproducedRow) -> list[str]:
 
 
 def _verdicts(found: Reproduction, row: ReproducedRow) -> str:
-    """Both verdicts: by points, and a `~` where print and ours are compatible by their spreads."""
+    """Return both verdicts: by points, and a `~` if the two values are statistically compatible."""
     return found.verdict(row) + (AGREES if found.is_compatible(row) else "")
 
 
 def _beside(found: Reproduction) -> list[str]:
-    """Further columns: the last round, and other seeds of the data."""
+    """Return additional columns: the last round, and other seeds of the data."""
     return list(dict.fromkeys(rules for row in found.rows for rules in row.beside))
 
 
@@ -62,19 +62,19 @@ def _key(row: ReproducedRow, name: str) -> str:
 
 
 def _keys(found: Reproduction, row: ReproducedRow, names: Sequence[str]) -> list[str]:
-    """The keys that distinguish a row; of the setting only the parts that not all rows share."""
+    """Return the keys that distinguish a row, without parts of the setting that all rows share."""
     common = set.intersection(*(set(one.printed.setting.split(";")) for one in found.rows))
     own = [part for part in row.printed.setting.split(";") if part not in common]
     return [";".join(own) if name == "setting" else _key(row, name) for name in names]
 
 
 def with_runs(found: Reproduction) -> Sequence[ReproducedRow]:
-    """The rows that have a run; all if none has."""
+    """Return the rows that have a run, or all rows if none has a run."""
     return [row for row in found.rows if not row.reason] or found.rows
 
 
 def _columns(found: Reproduction, rows: Sequence[ReproducedRow]) -> tuple[list[str], list[str]]:
-    """Columns that distinguish these rows, and those of numbers."""
+    """Return the columns that distinguish these rows, and the columns of numbers."""
     several = [n for n in COLUMNS if n == "method" or len({_key(row, n) for row in rows}) > 1]
     numbers = ["printed", "ours", "diff.", "verdict"]
     numbers += [STRICT, "diff."] if STRICT in found.rules else []
@@ -82,9 +82,10 @@ def _columns(found: Reproduction, rows: Sequence[ReproducedRow]) -> tuple[list[s
 
 
 def terminal_tables(found: Reproduction) -> list[Table]:
-    """The rows that have a run, as one table; as one for each problem if that is too wide.
+    """Return the rows that have a run as one table, or as one table per problem if it is too wide.
 
-    The difference under `strict` and other draws are only in the files: a terminal is too narrow.
+    Only the files contain the difference under `strict` and other draws, because a terminal is too
+    narrow.
     """
     if not (shown := [row for row in found.rows if not row.reason]):
         return []
@@ -125,7 +126,7 @@ def _align(name: str) -> Align:
 
 
 def _file_table(found: Reproduction, *, short: bool = False) -> Table:
-    """All rows, for a file; a `short` verdict has no reason."""
+    """Make a table of all rows, for a file. A `short` verdict has no reason."""
     names, numbers = _columns(found, found.rows)
     rows = []
     for row in found.rows:
@@ -136,13 +137,13 @@ def _file_table(found: Reproduction, *, short: bool = False) -> Table:
 
 
 def heading(found: Reproduction) -> str:
-    """The paper, and the table's title."""
+    """Return the paper and the title of the table."""
     shows = found.paper.recipe.tables[found.table].shows
     return f"{found.paper.name}, table {found.table}: {shows}"
 
 
 def how(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
-    """How it was run, and what these rows have in common."""
+    """Describe the runs, and the properties that these rows share."""
     names, _ = _columns(found, rows)
     texts = [_key(rows[0], name) for name in COLUMNS if name not in names]
     clients = rows[0].printed.clients
@@ -158,7 +159,7 @@ def how(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
 
 
 def summary_lines(found: Reproduction) -> list[str]:
-    """How many cells agree, and each reason for a missing one."""
+    """Return the number of matching cells, and each reason for a missing cell."""
     verdicts = Counter(map(found.verdict, found.rows))
     reasons = [f"{counted(n, 'cell')} {reason}" for reason, n in verdicts.items() if ": " in reason]
     notes = [f"{row.printed.method}: {row.note}" for row in found.rows if row.note and row.ours]
@@ -166,30 +167,31 @@ def summary_lines(found: Reproduction) -> list[str]:
 
 
 def _summary_sentence(found: Reproduction) -> str:
-    """How many cells are within the tolerance."""
+    """State the number of cells within the tolerance."""
     counts = found.counts()
     if found.rounds is not None:
         return (
-            f"Shortened to {counted(found.rounds, 'round')}: a quick look, and no verdict; leave "
-            "out --rounds for one."
+            f"Shortened to {counted(found.rounds, 'round')}: a quick test without a verdict; "
+            "remove --rounds for a verdict."
         )
     ran = sum(counts.get(word, 0) for word in ("reproduced", "above", "below"))
     limit = f"{TOLERANCE} points"
     if found.paper.recipe.spread == "of runs" and any(r.printed.std for r in found.rows):
-        limit += " or the printed spread"
-    words = [f"{counts.get('reproduced', 0)} of {counted(ran, 'cell')} within {limit} of the print"]
+        limit += " or the published standard deviation"
+    near = f"{counts.get('reproduced', 0)} of {counted(ran, 'cell')}"
+    words = [f"{near} within {limit} of the published value"]
     others = ("above", "below", "failed", "not run")
     words += [f"{counts[word]} {word}" for word in others if counts.get(word)]
     judged = [one for one in map(found.is_compatible, found.rows) if one is not None]
     if judged:
-        both = f"{sum(judged)} of {len(judged)} compatible by both spreads"
+        both = f"{sum(judged)} of {len(judged)} statistically compatible"
         words.append(f"{both} (~: at most two standard errors apart)")
     strict = f" {STRICT}: {protocol(STRICT).about}." if STRICT in found.rules else ""
     return f"{', '.join(words)}.{strict}"
 
 
 def summary(found: Reproduction) -> Json:
-    """The object that `--json` prints."""
+    """Return the object that `--json` prints."""
     about: Json = {"paper": found.paper.name, "table": found.table, "seeds": found.seeds}
     about |= {"rounds": found.rounds, "protocols": list(found.rules), "counts": found.counts()}
     return {**about, "cells": [_record(found, row) for row in found.rows]}
@@ -211,7 +213,7 @@ def _record(found: Reproduction, row: ReproducedRow) -> Json:
 
 
 def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:
-    """CSV and Markdown, and LaTeX if requested now or earlier, in the study's folder."""
+    """Write CSV and Markdown, and LaTeX if requested now or earlier, into the study's folder."""
     stem = f"table-{found.table}" + (f"-rounds-{found.rounds}" if found.rounds else "")
     about = f"# {heading(found)}\n\n{found.paper.recipe.title}. {how(found, found.rows)}.\n"
     lines = [f"{line}\n" for line in summary_lines(found)]
@@ -226,7 +228,7 @@ def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:
 
 
 def table_parts(found: Reproduction, rows: int) -> list[present.Part]:
-    """The table, its summary, and the reasons of missing numbers; the files have so many rows."""
+    """Return the table, its summary, and the reasons for missing numbers."""
     about = how(found, with_runs(found))
     parts: list[present.Part] = [present.heading(heading(found)), about, ""]
     for table in terminal_tables(found):
@@ -234,5 +236,5 @@ def table_parts(found: Reproduction, rows: int) -> list[present.Part]:
     parts += summary_lines(found)
     if rows > len(found.rows):
         more = counted(rows - len(found.rows), "more cell")
-        parts.append(present.quiet(f"The files have {more} of this table, from earlier looks."))
+        parts.append(present.quiet(f"The files contain {more} of this table, from earlier calls."))
     return parts

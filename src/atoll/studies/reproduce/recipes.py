@@ -1,8 +1,8 @@
-"""The papers that Atoll reproduces: their printed numbers, and the runs to compare with them.
+"""The papers that Atoll reproduces: their published numbers, and the runs to compare with them.
 
-A paper is two files of `atoll/recipes`: `NAME.toml`, how its names of methods, data and settings
-become options of a run, and `printed/NAME.csv`, every number of its tables. A printed cell has a
-run, is made of other cells (an average), or has one sentence that says why it has none.
+A paper has two files in `atoll/recipes`. `NAME.toml` maps its names of methods, data and settings
+to options of a run. `printed/NAME.csv` contains every number of its tables. A published cell has a
+run, is computed from other cells (an average), or has a sentence that explains why it has no run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STRICT = "strict"
 TUNED = RECIPES / "tuned.toml"
 
 PRINTED_METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
-"""A printed metric, and the name of ours."""
+"""Published metrics, and our names for them."""
 AVERAGE = "avg"
 GAINS = ("min_gain", "ratio_improved")  # over the clients of a run and of the paper's baseline
 
@@ -36,11 +36,11 @@ Options = dict[str, Any]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of a recipe; a key that nothing reads is an error."""
+    """A part of a recipe. Unknown keys are errors."""
 
 
 class DataRecipe(_Part, frozen=True):
-    """How a paper's data set is called here, what it needs, and more by the number of clients."""
+    """Atoll's name of a paper's data set, its requirements, and options by number of clients."""
 
     data: str = ""
     run: Options = {}
@@ -49,7 +49,7 @@ class DataRecipe(_Part, frozen=True):
 
 
 class SettingRecipe(_Part, frozen=True):
-    """Options of a setting, under both protocols or under `strict` alone; a file with more."""
+    """Options of a setting, under both protocols or only under `strict`, and a file with more."""
 
     run: Options = {}
     strict: Options = {}
@@ -57,10 +57,11 @@ class SettingRecipe(_Part, frozen=True):
 
 
 class MethodRecipe(_Part, frozen=True):
-    """Options of a method; under the paper's protocol alone; with a setting; or why there is none.
+    """Options of a method: general, only under the paper's protocol, or with a setting.
 
-    `settings_of_file` takes the hyper-parameters of the setting's file, which are one method's own.
-    `tuned` names the search whose choice for a data set it takes.
+    A method without runs has a reason instead. `settings_of_file` takes the hyper-parameters of the
+    setting's file, which belong to one method. `tuned` names the search whose result for a data set
+    it takes.
     """
 
     run: Options = {}
@@ -74,7 +75,7 @@ class MethodRecipe(_Part, frozen=True):
 
 
 class Variant(_Part, frozen=True):
-    """One place on an axis of a figure; `beside` names one more data set, of another client."""
+    """One position on an axis of a figure. `beside` names one more data set, of another client."""
 
     label: str | float | int
     run: Options = {}
@@ -84,17 +85,17 @@ class Variant(_Part, frozen=True):
 
 
 class TableRecipe(_Part, frozen=True):
-    """What a table shows, or why no runs stand behind it; what stands beside the verdict."""
+    """The content of a table, or why it has no runs, and additional columns next to the verdict."""
 
     shows: str
     reason: str = ""
-    from_data: bool = False  # made of the data, not of runs
-    last_round: bool = False  # beside the selected round
-    draws: tuple[int, ...] = ()  # further seeds of the data, where the paper's own is not known
+    from_data: bool = False  # computed from the data, without runs
+    last_round: bool = False  # in addition to the selected round
+    draws: tuple[int, ...] = ()  # further seeds of the data, if the paper does not publish its seed
 
 
 class FigureRecipe(_Part, frozen=True):
-    """What a figure shows and how it is drawn from which runs, or why it is not."""
+    """The content of a figure and the way to draw it from its runs, or why it is not drawn."""
 
     shows: str
     reason: str = ""
@@ -111,14 +112,14 @@ class FigureRecipe(_Part, frozen=True):
 
 
 class SearchRecipe(_Part, frozen=True):
-    """A search for what a paper tuned: grids one after the other, each around the last choice."""
+    """A search for a paper's tuned settings: successive grids, each around the last choice."""
 
     stages: tuple[dict[str, tuple[Value, ...]], ...]
     clients: int = 10
 
 
 class Change(_Part, frozen=True):
-    """A change of a recipe and its source; no methods or tables means all of them."""
+    """A change to a recipe, with its source. Empty `methods` or `tables` apply to all."""
 
     what: str
     source: str
@@ -127,7 +128,7 @@ class Change(_Part, frozen=True):
 
 
 class PaperRecipe(_Part, frozen=True):
-    """A whole file; `paper_only` holds for all methods, under the paper's protocol."""
+    """A whole file. `paper_only` applies to all methods, under the paper's protocol."""
 
     title: str
     protocol: str
@@ -141,7 +142,7 @@ class PaperRecipe(_Part, frozen=True):
     changes: tuple[Change, ...] = ()
     printed_in: str = "percent"
     spread: str = "of runs"
-    printed_runs: int = 1  # behind each printed mean
+    printed_runs: int = 1  # number of runs per published mean
     baseline: str = ""
 
 
@@ -151,8 +152,8 @@ class Printed:
 
     table: str
     dataset: str
-    setting: str  # how the data are divided, and what is varied, joined by ";"
-    clients: str  # how many, or "all"
+    setting: str  # the partition and the varied quantities, joined by ";"
+    clients: str  # a number, or "all"
     method: str
     metric: str  # "acc", "f1", "auc", "avg", "min_gain" or "ratio_improved"
     value: float  # in percent; for "ratio_improved" a number of clients
@@ -165,14 +166,14 @@ class Printed:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's recipe and its printed numbers."""
+    """A paper's recipe and its published numbers."""
 
     name: str
     recipe: PaperRecipe
     printed: tuple[Printed, ...]
 
     def cells(self, table: str) -> list[Printed]:
-        """What one table prints."""
+        """Return the published numbers of one table."""
         return [one for one in self.printed if one.table == table]
 
     def config(
@@ -187,11 +188,11 @@ class Paper:
         tuned: bool = True,
         **more: Any,
     ) -> RunConfig:
-        """The run behind a cell, by the paper's names; a setting has parts joined by ";".
+        """Return the run of a cell, by the paper's names.
 
-        `clients` None leaves their number to the protocol. `rules` is `strict`, or else the paper's
-        protocol, also with another seed of the data ("fedath:2022"). `variants` are places on a
-        figure's axes; `more` are seeds, rounds and data_root.
+        A setting has parts joined by ";". If `clients` is None, the protocol chooses their number.
+        `rules` is `strict` or the paper's protocol, also with another data seed ("fedath:2022").
+        `variants` are positions on a figure's axes; `more` are seeds, rounds and data_root.
         """
         own, names, data = self._method(method), setting.split(";"), self.data_name(dataset)
         parts = [self.recipe.settings[part] for part in names if part]
@@ -209,7 +210,7 @@ class Paper:
             options["data"] += f"+{variant.beside.lower()}" if variant.beside else ""
             options["data"] += f":{variant.data}" if variant.data else ""
         if sets_of_group(plain_name(options["data"])):
-            options["clients"] = None  # one for each set
+            options["clients"] = None  # one client per set
         options = {key: value for key, value in options.items() if value is not None}
         if rules != STRICT:
             draw = rules.partition(":")[2]
@@ -225,17 +226,17 @@ class Paper:
         return _under_strict(make_config(**options), division, more)
 
     def choice(self, dataset: str, method: str) -> Options:
-        """The tuned hyper-parameters of a method for a data set; none where no search has ended."""
+        """Return the tuned hyper-parameters of a method for a data set, if they exist."""
         search = self._method(method).tuned
         found = _tuned().get(self.name, {}).get(search, {}).get(dataset, {})
         ended = found and found["stages"] == len(self.recipe.search[search].stages)
         return {"set": found["set"]} if ended else {}
 
     def note(self, dataset: str, method: str) -> str:
-        """The departures of a method here."""
+        """Return the departures of a method here."""
         own = self._method(method)
         untuned = own.tuned and not self.choice(dataset, method)
-        lacks = f"not tuned for {dataset} (python -m bench tune-tables); its defaults hold."
+        lacks = f"not tuned for {dataset} (python -m bench tune-tables); it uses its defaults."
         return " ".join(filter(None, (own.note, lacks if untuned else "")))
 
     def _method(self, name: str) -> MethodRecipe:
@@ -243,17 +244,17 @@ class Paper:
         return self.recipe.methods[name]
 
     def why_not(self, dataset: str, method: str, root: str | None) -> str:
-        """One sentence where a cell has no run here; else nothing."""
+        """Return a sentence if a cell has no run here, otherwise ""."""
         return self._method(method).reason or absent(self.data_name(dataset), root)
 
     def data_name(self, dataset: str) -> str:
-        """Atoll's name of the paper's data set."""
+        """Return Atoll's name of the paper's data set."""
         return self.recipe.data[dataset].data or dataset.lower()
 
 
 @cache
 def read_paper(name: str) -> Paper:
-    """A paper by the name of its method."""
+    """Read a paper by the name of its method."""
     if name.lower() not in PAPERS:
         raise unknown("paper", name, PAPERS)
     name = name.lower()
@@ -274,7 +275,7 @@ def _printed(row: dict[str, str], scale: float) -> Printed:
 
 
 def absent(data: str, root: str | None) -> str:
-    """One sentence if the data are not here; else nothing."""
+    """Return a sentence if the data are missing, otherwise ""."""
     name = plain_name(data).lower()
     lacking = [one for one in sets_of_group(name) or (name,) if not registry.is_present(one, root)]
     if not lacking:
@@ -286,13 +287,13 @@ def absent(data: str, root: str | None) -> str:
 
 @cache
 def _tuned() -> dict[str, dict[str, dict[str, Options]]]:
-    """By paper, search and data set: what `python -m bench tune-tables` chose."""
+    """Read the choices of `python -m bench tune-tables`, by paper, search and data set."""
     return tomllib.loads(TUNED.read_text(encoding="utf-8"))
 
 
 @cache
 def _of_file(template: str, data: str, settings: bool) -> Options:
-    """What a setting's file says of data and training; its hyper-parameters if they are meant."""
+    """Return the data and training options of a setting's file, and its hyper-parameters."""
     if not template:
         return {}
     raw = read_config(RECIPES / template.format(data=data))
@@ -301,7 +302,7 @@ def _of_file(template: str, data: str, settings: bool) -> Options:
 
 
 def _merged(first: Options, second: Options) -> Options:
-    """Options with more of them on top; hyper-parameters one by one."""
+    """Merge options. The second takes precedence, and hyper-parameters merge one by one."""
     both = {**first, **second}
     if "set" in first and "set" in second:
         both["set"] = {**first["set"], **second["set"]}
@@ -309,7 +310,7 @@ def _merged(first: Options, second: Options) -> Options:
 
 
 def _under_strict(given: RunConfig, division: Options, more: Options) -> RunConfig:
-    """The same method, hyper-parameters and budget, scored and divided by the rules of `strict`."""
+    """Return the same method, hyper-parameters and budget under the rules of `strict`."""
     config, _ = resolve(as_trained(given))
     names = ("data", "rounds", "epochs", "fraction", "set", "batch_size")
     options: Options = {name: getattr(config, name) for name in names}
@@ -321,7 +322,7 @@ def _under_strict(given: RunConfig, division: Options, more: Options) -> RunConf
 
 
 def find_item(paper: Paper, text: str) -> tuple[str, str]:
-    """The table or figure that a word names, by kind and number (1, table1, T1, fig4, F4)."""
+    """Parse the name of a table or figure into kind and number (1, table1, T1, fig4, F4)."""
     word = text.lower().replace(" ", "").replace(".", "").replace("-", "")
     number = word.lstrip(string.ascii_lowercase)
     short = word.removesuffix(number)

@@ -1,10 +1,10 @@
-"""A paper's table again: every printed number, ours beside it, and a verdict on the two.
+"""Reproduce a table: every published number, our number, and a verdict on the two.
 
-A cell is one run of a study (`atoll.studies.study`), named after the options that decide its
-numbers: tables and protocols share a run, and a second call runs only what is missing.
+A cell is one run of a study (`atoll.studies.study`). Its name depends on the options that determine
+its numbers, so tables and protocols share a run, and a second call runs only missing runs.
 
-study.json lists all calls under "looks". So a call for a part leaves the files of a table complete,
-and `atoll report` finds everything. Calls with fewer rounds than published make separate tables.
+study.json lists all calls under "looks". Therefore a partial call keeps the files of a table
+complete, and `atoll report` finds all calls. Calls with fewer rounds make separate tables.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from atoll.studies.reproduce.recipes import AVERAGE, GAINS, PRINTED_METRICS, STR
 from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
-LAST = ":last"  # after the name of a protocol: the last round in place of the selected one
-TOLERANCE = 1.5  # points from a printed number to ours, if the printed spread is no larger
+LAST = ":last"  # after the name of a protocol: the last round instead of the selected round
+TOLERANCE = 1.5  # points between a published number and ours, or its deviation if larger
 Spread = tuple[float, float | None, int]  # mean, standard deviation and number of seeds
-Done = Container[str] | None  # names of runs that need no data any more; None: all
-COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # that `--only` can choose by
+Done = Container[str] | None  # names of runs that need no data; None: all
+COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # columns that `--only` accepts
 
 
 @dataclass(frozen=True)
 class Ours:
-    """The number of a run: in percent, or a number of clients; `values` are the seeds'."""
+    """The number of a run, in percent or as a number of clients. `values` are the seeds' values."""
 
     mean: float
     std: float | None
@@ -52,45 +52,45 @@ class Ours:
 
 @dataclass(frozen=True)
 class ReproducedRow:
-    """One printed cell and our numbers; `ours` and `errors` are by protocol.
+    """One published cell and our numbers. `ours` and `errors` are by protocol.
 
-    `runs` are also by protocol, the paper's first: several where the paper prints a mean over
-    others of its cells, and none if there is a `reason`. `metrics` names what each of them gives.
+    `runs` are also by protocol, with the paper's protocol first. A published mean over other cells
+    has several runs, and a cell with a `reason` has no run. `metrics` names the metric of each run.
     """
 
     printed: Printed
     runs: Mapping[str, tuple[StudyRun, ...]] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    baseline: StudyRun | None = None  # the run over which clients gain, where gains are printed
+    baseline: StudyRun | None = None  # the run that gains are measured against
     reason: str = ""  # why it has no run
     ours: Mapping[str, Ours] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
-    tolerance: float = TOLERANCE  # how far ours may lie from the print
+    tolerance: float = TOLERANCE  # maximum distance of our value from the published value
     note: str = ""  # a departure of this method here
 
     @property
     def beside(self) -> dict[str, Ours]:
-        """Further looks at the paper's protocol: its last round, and other seeds of the data."""
+        """Additional results under the paper's protocol: its last round, and other data seeds."""
         return {rules: own for rules, own in self.ours.items() if ":" in rules}
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table again; its rows are in the order of the print."""
+    """A reproduced table. Its rows have the order of the published table."""
 
     paper: Paper
     table: str
     rows: tuple[ReproducedRow, ...]
-    rules: tuple[str, ...]  # the protocols that were run, the paper's first
-    rounds: int | None  # in place of the published number; None: not shortened
+    rules: tuple[str, ...]  # the protocols of the runs, with the paper's first
+    rounds: int | None  # instead of the published number; None: not shortened
     seeds: int
 
     def difference(self, row: ReproducedRow, rules: str) -> float | None:
-        """Ours less the print; None if there is no number of ours."""
+        """Return our value minus the published value, or None without our value."""
         return row.ours[rules].mean - row.printed.value if rules in row.ours else None
 
     def verdict(self, row: ReproducedRow) -> str:
-        """The verdict on a row, under the paper's own protocol."""
+        """Return the verdict on a row, under the paper's protocol."""
         rules = self.rules[0]
         if row.reason:
             return f"not run: {row.reason}"
@@ -103,7 +103,7 @@ class Reproduction:
         return verdict(row.ours[rules].mean - row.printed.value, row.tolerance)
 
     def is_compatible(self, row: ReproducedRow) -> bool | None:
-        """The second verdict, by both spreads; None where one is missing or it was shortened."""
+        """Return the statistical verdict, or None if a deviation is missing or rounds were cut."""
         if self.rules[0] not in row.ours or self.rounds is not None:
             return None
         draws = [own for rules, own in row.beside.items() if not rules.endswith(LAST)]
@@ -111,12 +111,12 @@ class Reproduction:
         return compatible(self.paper, row.printed.metric, row.printed.value, row.printed.std, ours)
 
     def counts(self) -> dict[str, int]:
-        """How many rows have each verdict, by its first word or two."""
+        """Count the rows of each verdict, by its first word or two."""
         return dict(Counter(self.verdict(row).partition(":")[0] for row in self.rows))
 
 
 def verdict(difference: float, tolerance: float) -> str:
-    """The verdict on a difference: "reproduced", or "above" or "below" the print."""
+    """Return the verdict on a difference: "reproduced", "above" or "below"."""
     if abs(difference) <= tolerance + 1e-9:
         return "reproduced"
     return "above" if difference > 0 else "below"
@@ -125,11 +125,11 @@ def verdict(difference: float, tolerance: float) -> str:
 def compatible(
     paper: Paper, metric: str, printed: float, spread: float | None, ours: Sequence[Spread]
 ) -> bool | None:
-    """Whether print and ours differ by at most two standard errors of their difference.
+    """Return whether published and our values differ by at most two standard errors.
 
-    `ours` are those of each draw of the data; runs of all draws count alike. The printed mean has
-    the recipe's number of runs, and our spread where none is printed. If only seeds differ, about
-    nine of ten cells agree. None: we have no spread.
+    `ours` contains the values of each draw of the data, and all runs have equal weight. The
+    published mean has the recipe's number of runs, and our deviation if none is published. If only
+    seeds differ, about nine of ten cells agree. The result is None if we have no deviation.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
@@ -147,30 +147,32 @@ def compatible(
 class Wanted:
     """The user's request for tables and figures."""
 
-    only: tuple[tuple[str, str], ...] = ()  # column and value; values of a column are alternatives
-    both: bool = False  # whether `strict` stands beside the paper's protocol
+    only: tuple[
+        tuple[str, str], ...
+    ] = ()  # column and value; several values of a column are alternatives
+    both: bool = False  # whether to run `strict` in addition to the paper's protocol
     seeds: int = 3
-    rounds: int | None = None  # in place of the published number
+    rounds: int | None = None  # instead of the published number
     root: str | None = None  # folder of the data
     device: str | None = None
 
     def __post_init__(self) -> None:
-        make_config(**self.options())  # impossible numbers, before anything else
+        make_config(**self.options())  # rejects impossible numbers first
 
     def rules(self, paper: Paper) -> tuple[str, ...]:
-        """The protocols, the paper's own first."""
+        """Return the protocols, with the paper's first."""
         own = paper.recipe.protocol
         return (own, STRICT) if self.both else (own,)
 
     def looks(self, paper: Paper, table: str) -> tuple[str, ...]:
-        """The protocols, and what stands beside the paper's own: its last round, other draws."""
+        """Return the protocols, and variants of the paper's: its last round, other draws."""
         own, recipe = paper.recipe.protocol, paper.recipe.tables[table]
         more = [LAST] if recipe.last_round else []
         more += [f":{seed}" for seed in recipe.draws if self.both]
         return (*self.rules(paper), *(own + one for one in more))
 
     def options(self) -> Json:
-        """The options of every run."""
+        """Return the options of every run."""
         given: Json = {"seeds": self.seeds, "rounds": self.rounds}
         given |= {"data_root": self.root, "device": self.device}
         return {key: value for key, value in given.items() if value is not None}
@@ -187,7 +189,7 @@ class PaperStudy:
     jobs: int | str = 1
 
     def run(self, item: str, runs: Iterable[StudyRun]) -> dict[str, RunOutcome]:
-        """Run what an item ("table1", "fig4") lacks; outcomes by name."""
+        """Run the missing runs of an item ("table1", "fig4"). Return outcomes by name."""
         about = about_study(self.paper, item, self.wanted, self.folder)
         how: Json = {"observer": self.observer, "jobs": self.jobs, "adds": True}
         outcomes = run_study(self.folder, unique(runs), about=about, **how)
@@ -195,7 +197,7 @@ class PaperStudy:
 
 
 def parse_only(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Pairs from "dataset=Cora,clients=10"; a comma inside a name does not end it."""
+    """Parse pairs from "dataset=Cora,clients=10". A comma inside a name does not end it."""
     pairs = []
     for part in (part for text in texts for part in re.split(r",(?=\s*\w+\s*=)", text)):
         key, _, value = (word.strip() for word in part.partition("="))
@@ -209,7 +211,7 @@ def parse_only(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def chosen(paper: Paper, cells: Sequence[Printed], wanted: Wanted) -> list[Printed]:
-    """The cells that `--only` asks for; a value that occurs nowhere is refused."""
+    """Return the cells that `--only` selects. Raise an error for an unknown value."""
     kept = list(cells)
     for column in dict.fromkeys(key for key, _ in wanted.only):
         values = [value for key, value in wanted.only if key == column]
@@ -217,12 +219,12 @@ def chosen(paper: Paper, cells: Sequence[Printed], wanted: Wanted) -> list[Print
         kept = [one for one in kept if getattr(one, column) in names]
     if not kept:
         only = ", ".join(f"{key}={value}" for key, value in wanted.only)
-        raise ConfigError(f"no cell of this table has all of {only}; leave something out")
+        raise ConfigError(f"no cell of this table has all of {only}; remove one condition")
     return kept
 
 
 def _printed_names(paper: Paper, cells: Sequence[Printed], column: str, value: str) -> set[str]:
-    """The printed names that a value asks for: the same, or else those with such an alias."""
+    """Return the published names that a value selects: equal names, or names with this alias."""
     names = dict.fromkeys(str(getattr(one, column)) for one in cells)
 
     def is_it(name: str) -> bool:
@@ -236,7 +238,7 @@ def _printed_names(paper: Paper, cells: Sequence[Printed], column: str, value: s
 
 
 def _aliases(paper: Paper, name: str, column: str) -> list[str]:
-    """Atoll's names of a paper's name; a setting is also known by its parts."""
+    """Return Atoll's aliases of a name in a paper. A setting also matches each of its parts."""
     if column == "dataset" and name in paper.recipe.data:
         return [paper.data_name(name)]
     if column == "method":
@@ -245,7 +247,7 @@ def _aliases(paper: Paper, name: str, column: str) -> list[str]:
 
 
 def plan_table(paper: Paper, table: str, wanted: Wanted, done: Done = ()) -> list[ReproducedRow]:
-    """The rows of a table before anything is run; runs in `done`, or all (None), need no data."""
+    """Plan the rows of a table. Runs in `done`, or all (None), need no data."""
     if reason := paper.recipe.tables[table].reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
@@ -254,7 +256,7 @@ def plan_table(paper: Paper, table: str, wanted: Wanted, done: Done = ()) -> lis
 
 
 def in_order(cells: Sequence[Printed]) -> list[Printed]:
-    """The cells of a table; methods on the same clients stand together."""
+    """Sort the cells of a table, so that methods on the same clients are together."""
     problems = list(dict.fromkeys(one.problem for one in cells))
     return sorted(cells, key=lambda one: problems.index(one.problem))
 
@@ -270,13 +272,13 @@ def _planned(
         if not done or _run(paper, part, own, wanted).name not in done
     }
     if lacking := [name for name, reason in reasons.items() if reason]:
-        whole = f"a mean over data sets that are not all here: {', '.join(lacking)}"
+        whole = f"a mean over data sets, of which some are missing: {', '.join(lacking)}"
         return ReproducedRow(one, reason=whole if one.metric == AVERAGE else reasons[one.dataset])
     gains = one.metric in GAINS
     runs = {
         rules: tuple(_run(paper, part, rules.removesuffix(LAST), wanted) for part in parts)
         for rules in wanted.looks(paper, one.table)
-        # Clients differ from seed to seed under strict, so that none of them gains.
+        # Under strict, clients differ from seed to seed, so they have no gains.
         if rules != STRICT or not gains
     }
     base = replace(one, method=paper.recipe.baseline)
@@ -287,7 +289,7 @@ def _planned(
 
 
 def tolerance(paper: Paper, metric: str, std: float | None) -> float:
-    """How far ours may lie from a printed number of a paper, in its unit."""
+    """Return the maximum distance of our value from a published number, in its unit."""
     if metric == "ratio_improved":
         return 1.0
     own = std if paper.recipe.spread == "of runs" else None
@@ -295,7 +297,7 @@ def tolerance(paper: Paper, metric: str, std: float | None) -> float:
 
 
 def averaged(one: Printed, table: Sequence[Printed]) -> list[Printed]:
-    """The cells that a printed average is over."""
+    """Return the cells that a published average covers."""
     same = [c for c in table if (c.method, c.setting) == (one.method, one.setting)]
     return [c for c in same if c.metric != AVERAGE and one.clients in ("all", c.clients)]
 
@@ -308,9 +310,10 @@ def _run(paper: Paper, one: Printed, rules: str, wanted: Wanted) -> StudyRun:
 
 
 def named_run(config: RunConfig, labels: Json) -> StudyRun:
-    """A run with a readable name that is different for every configuration.
+    """Make a run with a readable name that is unique for every configuration.
 
-    The data's folder, `allow` and the number of seeds do not change it: more seeds continue a run.
+    The folder of the data, `allow` and the number of seeds do not change the name, so more seeds
+    continue a run.
     """
     text = config_text(msgspec.structs.replace(config, data_root=None, seeds=1, allow=()))
     words = [plain_name(config.data).lower(), config.clients, config.method, config.protocol]
@@ -321,28 +324,28 @@ def named_run(config: RunConfig, labels: Json) -> StudyRun:
 
 
 def unique(runs: Iterable[StudyRun]) -> list[StudyRun]:
-    """Each run once, in the order of its first use."""
+    """Remove duplicate runs, in the order of first use."""
     return list({run.name: run for run in runs}.values())
 
 
 def about_study(paper: Paper, item: str, wanted: Wanted, folder: Path) -> Json:
-    """Content of study.json; "looks" are this call and those before it (`whole_table`)."""
+    """Return the content of study.json. "looks" contains this and earlier calls (`whole_table`)."""
     words = ["atoll", "reproduce", paper.name, item]
     if wanted.only:
         words += ["--only", ",".join(f"{key}={value}" for key, value in wanted.only)]
     words += option_words({"both": wanted.both, **wanted.options(), "out": folder})
     command, path = shlex.join(words), folder / "study.json"
     call = {"item": item, **msgspec.to_builtins(wanted), "command": command}
-    call["only"] = [list(pair) for pair in wanted.only]  # as JSON gives it back
+    call["only"] = [list(pair) for pair in wanted.only]  # the form that JSON returns
     before = read_json(path).get("looks", []) if path.exists() else []
-    same = ("seeds", "root", "command")  # may differ: the later call has the last word
+    same = ("seeds", "root", "command")  # may differ: the later call takes precedence
     calls = [one for one in before if any(one[k] != call[k] for k in call if k not in same)]
     about = {"kind": "reproduce", "command": command, "paper": paper.name, "item": item}
     return {**about, "looks": [*calls, call]}
 
 
 def reproduce_table(study: PaperStudy, table: str) -> Reproduction:
-    """Run what a table needs and is not there yet, and put it beside the print."""
+    """Run the missing runs of a table, and compare them with the published values."""
     paper, wanted = study.paper, study.wanted
     rows = plan_table(paper, table, wanted)
     found = study.run(f"table{table}", (run for row in rows for run in needed(row)))
@@ -352,12 +355,12 @@ def reproduce_table(study: PaperStudy, table: str) -> Reproduction:
 
 
 def needed(row: ReproducedRow) -> list[StudyRun]:
-    """Every run that a row needs."""
+    """Return every run that a row needs."""
     return [run for runs in (*row.runs.values(), (row.baseline,)) for run in runs if run]
 
 
 def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) -> ReproducedRow:
-    """A row with the numbers of its runs; a protocol that lacks one of its runs has no number."""
+    """Fill a row with the numbers of its runs. A protocol with a missing run has no number."""
     ours, errors = {}, {}
     for rules, runs in row.runs.items():
         base = () if row.baseline is None else (row.baseline,)
@@ -379,7 +382,7 @@ def filled(row: ReproducedRow, found: Mapping[str, RunOutcome], gains: Gains) ->
 
 
 def ours_of(outcome: RunOutcome, metric: str) -> Ours:
-    """A metric of a finished run, in percent."""
+    """Return a metric of a finished run, in percent."""
     assert outcome.summary is not None
     if (found := outcome.summary["metrics"].get(metric)) is None:
         raise ConfigError(f"the run in '{outcome.folder}' has no {metric}")
@@ -389,14 +392,14 @@ def ours_of(outcome: RunOutcome, metric: str) -> Ours:
 
 
 class Gains(dict[Path, np.ndarray]):
-    """Gains of clients over the baseline's; holds each run's accuracy by client, read once."""
+    """Gains of clients over the baseline. It caches each run's accuracy by client."""
 
     def __missing__(self, folder: Path) -> np.ndarray:
         self[folder] = open_run(folder).result.of_clients()
         return self[folder]
 
     def of(self, outcome: RunOutcome, base: RunOutcome, metric: str) -> Ours:
-        """The least gain in points, or the number of clients that lose nothing."""
+        """Return the smallest gain in points, or the number of clients without a loss."""
         accuracy = self[outcome.folder]
         gain = Gain("", accuracy, accuracy.mean(0) - self[base.folder].mean(0))
         assert gain.gain is not None
@@ -406,7 +409,7 @@ class Gains(dict[Path, np.ndarray]):
 
 
 def read_tables(folder: Path) -> list[Reproduction]:
-    """Every requested table of a folder, in the order of the first call for each."""
+    """Read every requested table of a folder, in the order of the first calls."""
     about = read_json(folder / "study.json")
     paper = recipes.read_paper(str(about.get("paper")))
     calls = [(str(one["item"]), _wanted(one, folder)) for one in about.get("looks", [])]
@@ -420,7 +423,7 @@ def read_tables(folder: Path) -> list[Reproduction]:
 
 
 def _wanted(call: Json, folder: Path) -> Wanted:
-    """The request of a call."""
+    """Parse the request of a call."""
     given = {key: value for key, value in call.items() if key not in ("item", "command")}
     try:
         return msgspec.convert(given, Wanted)
@@ -429,9 +432,9 @@ def _wanted(call: Json, folder: Path) -> Wanted:
 
 
 def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> Reproduction:
-    """All numbers of a table whose runs a folder holds, and why others have none.
+    """Return all numbers of a table whose runs a folder contains, and reasons for missing ones.
 
-    Of several calls for a cell (on another device, say) the last one with a number counts.
+    Of several calls for a cell (for example on another device), the last one with a number counts.
     """
     calls = [
         _wanted(one, folder)
@@ -455,15 +458,15 @@ def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> R
 
 
 def _outcome(folder: Path, run: StudyRun, failed: Mapping[str, str]) -> RunOutcome | None:
-    """How a run ended, as far as the folder knows."""
+    """Return the outcome of a run, if the folder contains it."""
     if run.name in failed:
         return RunOutcome(run, folder / "cells" / run.name, error=failed[run.name])
-    # An earlier call may have asked for fewer seeds than there are, never for more.
+    # An earlier call may have requested fewer seeds than exist, never more.
     return read_outcome(folder, replace(run, config=msgspec.structs.replace(run.config, seeds=1)))
 
 
 def _joined(before: ReproducedRow, now: ReproducedRow) -> ReproducedRow:
-    """A row together with the numbers of an earlier call."""
+    """Merge a row with the numbers of an earlier call."""
     ours = {**before.ours, **now.ours}
     errors = {rules: e for rules, e in {**before.errors, **now.errors}.items() if rules not in ours}
     reason = "" if ours else now.reason

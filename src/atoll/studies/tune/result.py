@@ -22,19 +22,19 @@ from atoll.present.terminal import counted, percent
 from atoll.studies.study_run import Json
 
 TRIALS, SEEDS = 30, 5
-SHOWN = 5  # best trials that the table lists; trials.csv has all
+SHOWN = 5  # best trials in the table; trials.csv contains all
 STATES = {"end": "complete", "pruned": "pruned", "failed": "failed"}  # by a run's last event
 
 
 class TuningRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A tuning's options, as `study.json` keeps them; only `trials` may grow in a later call."""
+    """The options of a tuning, as stored in `study.json`. A later call may increase `trials`."""
 
-    methods: tuple[str, ...]  # names, each tuned for itself
-    config: RunConfig  # everything else that decides a run; its `seeds` are those of one trial
+    methods: tuple[str, ...]  # names; each method is tuned separately
+    config: RunConfig  # all other options of a run; `seeds` are the seeds of one trial
     trials: int = TRIALS  # budget of each method
-    seeds: int = SEEDS  # of the final test; 0 leaves it out
+    seeds: int = SEEDS  # seeds of the final test; 0 skips it
     preset: str | None = None  # one of the methods' `grids`
-    search: dict[str, str] = {}  # ranges by the user, as text
+    search: dict[str, str] = {}  # the user's ranges, as text
     pruner: str = "median"  # one of `PRUNERS`
 
 
@@ -42,18 +42,18 @@ class TuningRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class Trial:
     """One configuration that was tried."""
 
-    number: int  # from 0, in the order of trying
+    number: int  # from 0, in chronological order
     settings: Mapping[str, Value]  # the sampled values
     state: str  # "complete", "pruned", "diverged" (its loss was not finite) or "failed"
-    value: float | None  # the validation score by the protocol's rule; None unless complete
-    curve: Sequence[float]  # mean validation score after each round that was reported
-    seconds: float = 0.0  # how long it took, in this call
-    problem: str = ""  # why it failed or diverged
+    value: float | None  # the validation score by the protocol's rule, or None unless complete
+    curve: Sequence[float]  # mean validation score after each reported round
+    seconds: float = 0.0  # duration in this call
+    problem: str = ""  # the reason if it failed or diverged
     metric: str = "accuracy"  # the score's name: "accuracy" or "auc"
 
 
 def ranking(trials: Sequence[Trial]) -> list[Trial]:
-    """Complete trials, best first; of equals the earlier."""
+    """Sort the complete trials, best first. Earlier trials win ties."""
     complete = [trial for trial in trials if trial.value is not None]
     return sorted(complete, key=lambda trial: -(trial.value or 0))
 
@@ -66,10 +66,10 @@ class Tuned:
     space: Mapping[str, Range]  # the ranges that were searched
     trials: Sequence[Trial]
     config: RunConfig  # the best configuration, with the seeds of its test
-    test: Json | None  # content of the final test's result.json; None without one
-    importance: Mapping[str, float]  # share of each hyper-parameter in how far scores differ
-    redivided: bool  # whether the final test's seeds divided the data anew
-    defaults: bool  # whether the first trial has the method's own defaults
+    test: Json | None  # content of the final test's result.json, or None without a test
+    importance: Mapping[str, float]  # share of each hyper-parameter in the variance of the scores
+    redivided: bool  # whether the seeds of the final test partition the data again
+    defaults: bool  # whether the first trial uses the method's defaults
 
     @property
     def best(self) -> Trial:
@@ -77,7 +77,7 @@ class Tuned:
 
     @property
     def metric(self) -> str:
-        """The name of the validation scores: "accuracy" or "auc"."""
+        """The name of the validation metric: "accuracy" or "auc"."""
         return self.best.metric
 
 
@@ -86,20 +86,22 @@ class TuningResult:
     """The result of `tune`."""
 
     request: TuningRequest
-    methods: Mapping[str, Tuned]  # without those that have no complete trial; `notes` say why
+    methods: Mapping[
+        str, Tuned
+    ]  # without methods that have no complete trial; `notes` contains the reasons
     notes: Sequence[str]
     folder: Path | None
 
     @property
     def failed(self) -> list[str]:
-        """Methods without a complete trial, or without the requested test; the notes say why."""
+        """Methods without a complete trial or the requested test. `notes` contains the reasons."""
         tested = [n for n, tuned in self.methods.items() if tuned.test or not self.request.seeds]
         return [name for name in self.request.methods if name not in tested]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The trials of one method so far, in order; `budget` is the number of them in the end."""
+    """The trials of one method so far, in order. `budget` is their final number."""
 
     method: str
     trials: Sequence[Trial]
@@ -114,12 +116,12 @@ class Tried:
         return next(iter(ranking(self.trials)), None)
 
     def count(self, state: str) -> int:
-        """The number of trials in a state."""
+        """Return the number of trials in a state."""
         return sum(trial.state == state for trial in self.trials)
 
 
 def read_tried(folder: Path) -> list[Tried]:
-    """The trials of the tuning in a folder so far, method by method."""
+    """Read the trials of the tuning in a folder so far, by method."""
     about = read_json(folder / "study.json")
     last = {event["cell"]: event for event in read_events(folder)}
     fixed = about.get("asked", {}).get("config", {}).get("set", {})
@@ -146,7 +148,7 @@ def _trial(folder: Path, number: int, event: Json, fixed: Json) -> Trial:
     if result.exists():
         summary = read_json(result)
         metric = summary.get("metric", "accuracy")
-        # As in `runner.TrialObserver`, where no client has the data set's own.
+        # As in `runner.TrialObserver`, if no client has the metric of the data set.
         metric = metric if f"val_{metric}" in summary["metrics"] else "accuracy"
         score = float(summary["metrics"][f"val_{metric}"]["mean"])
         value, curve = (score if state == "complete" else None), [score]
@@ -159,18 +161,18 @@ def _trial(folder: Path, number: int, event: Json, fixed: Json) -> Trial:
 
 
 def safe_name(name: str) -> str:
-    """A method's name as a folder's; one's own may be a path."""
+    """Return a method's name as a folder name. A custom method's name may be a path."""
     return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in name)
 
 
 def trials_table(tuned: Tuned) -> Table:
-    """A method's best trials, and its defaults."""
+    """Make a table of a method's best trials and its defaults."""
     ranked = ranking(tuned.trials)
     best = ranked[:SHOWN]
     first = [t for t in ranked if t.number == 0 and t not in best and tuned.defaults]
     rows = []
     for trial in [*best, *first]:
-        note = "  (its own defaults)" if trial.number == 0 and tuned.defaults else ""
+        note = "   (default settings)" if trial.number == 0 and tuned.defaults else ""
         words = "  ".join(f"{key}={value}" for key, value in trial.settings.items())
         rows.append((trial.number, f"{100 * (trial.value or 0):.2f}", words + note))
     shares = [f"{key} {share:.0%}" for key, share in tuned.importance.items()]
@@ -184,12 +186,12 @@ def trials_table(tuned: Tuned) -> Table:
         left=0,
         title=f"{tuned.method} on {tuned.config.data}: {counted(len(tuned.trials), 'trial')} "
         f"({kinds}), {rounds}, {seconds:.0f} s",
-        notes=["What made the difference: " + ", ".join(shares)] if shares else [],
+        notes=["Importance of hyper-parameters: " + ", ".join(shares)] if shares else [],
     )
 
 
 def final_table(found: TuningResult) -> Table:
-    """All methods: their defaults, their best trial, and the final test."""
+    """Make a table of all methods: defaults, best trial and final test."""
     tested = bool(found.request.seeds)
     names = ["method", "trials", "validation, defaults", "validation, tuned", "test, tuned"]
     rows = []
@@ -207,11 +209,11 @@ def final_table(found: TuningResult) -> Table:
 def _caption(found: TuningResult) -> str:
     first, seeds = next(iter(found.methods.values())), found.request.seeds
     sentences = {
-        f"In percent {first.metric}. Validation: the best of many, so it flatters.": True,
-        f"Test: the best configuration, run once, with {counted(seeds, 'fresh seed')} from "
+        f"In percent {first.metric}. Validation: the best of many, so it is optimistic.": True,
+        f"Test: the best configuration, run once, with {counted(seeds, 'new seed')} from "
         f"{first.config.seed}; the trials had no test data.": seeds,
-        "Each seed divides the data anew, so some nodes that are tested were training or "
-        "validation nodes of the trials; `atoll partition` makes a file that keeps them "
+        "Each seed partitions the data again, so some test nodes were training or validation "
+        "nodes of the trials; `atoll partition` makes a file that keeps them "
         "apart.": seeds and first.redivided,
         f"Budget of each method: {counted(found.request.trials, 'trial')}.": True,
     }
@@ -219,12 +221,12 @@ def _caption(found: TuningResult) -> str:
 
 
 def commands(found: TuningResult) -> list[str]:
-    """For each method the command that runs its best configuration."""
+    """Return the command that runs the best configuration of each method."""
     return [run_command(tuned.config) for tuned in found.methods.values()]
 
 
 def write_tuning(found: TuningResult, out: Path) -> list[Path]:
-    """trials.csv, tune.json, history.png, and a configuration for each method."""
+    """Write trials.csv, tune.json, history.png, and a configuration for each method."""
     files: dict[str, object] = {
         "trials.csv": all_trials(found),
         "tune.json": json.dumps(summary(found), indent=2),
@@ -236,7 +238,7 @@ def write_tuning(found: TuningResult, out: Path) -> list[Path]:
 
 
 def summary(found: TuningResult) -> Json:
-    """The object that `--json` prints."""
+    """Return the object that `--json` prints."""
     methods = {
         tuned.method: {
             "space": {key: str(wanted) for key, wanted in tuned.space.items()},
@@ -257,7 +259,7 @@ def summary(found: TuningResult) -> Json:
 
 
 def all_trials(found: TuningResult) -> Table:
-    """Every trial with its settings, for trials.csv."""
+    """Make a table of every trial with its settings, for trials.csv."""
     keys = list(dict.fromkeys(key for t in found.methods.values() for key in t.space))
     rows = []
     for tuned in found.methods.values():
@@ -269,7 +271,7 @@ def all_trials(found: TuningResult) -> Table:
 
 
 def history_chart(all_tuned: Sequence[Tuned]) -> chart.Panels:
-    """The score of each trial and the best so far, a panel for each method, one scale for all."""
+    """Plot the score of each trial and the best so far, with one panel per method on one scale."""
     charts = []
     for place, tuned in enumerate(all_tuned):
         done = [(t.number, 100 * t.value) for t in tuned.trials if t.value is not None]
@@ -294,7 +296,7 @@ def history_chart(all_tuned: Sequence[Tuned]) -> chart.Panels:
 
 
 def tuning_parts(found: TuningResult) -> list[Part]:
-    """The tables of all methods, and their final tests, for `layout`."""
+    """Return the tables of all methods and their final tests, for `layout`."""
     parts: list[Part] = []
     for table in map(trials_table, found.methods.values()):
         parts += [heading(table.title), "", table, *table.notes, ""]

@@ -1,4 +1,4 @@
-"""A tuning under way: trials on clients without test nodes, and the final test."""
+"""A tuning in progress: trials on clients without test nodes, and the final test."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from atoll.studies.tune.result import Tuned, TuningRequest, ranking
 from atoll.studies.tune.search import Search, SearchPlan
 
 DIVERGED = {error.__name__ for error in (StepError, ServerDiverged, SeedFailed)}
-RAISED = {error.__name__: error for error in (ConfigError, DataError)}  # of another process
+RAISED = {
+    error.__name__: error for error in (ConfigError, DataError)
+}  # exceptions of another process
 
 
 @dataclass
 class Trials:
-    """Spends every method's budget, then tests the best of each.
+    """Spends the budget of every method, then tests the best configuration of each.
 
-    Trials are judged one after the other, in order, so that the result does not depend on the
+    It evaluates trials in order, one after the other, so that the result does not depend on the
     number of jobs. With several jobs, other processes run ahead: first the trials whose settings
-    depend on no open result (`Search.known`), then the next trial of each method.
+    do not depend on open results (`Search.known`), then the next trial of each method.
     """
 
     folder: Path
@@ -45,11 +47,11 @@ class Trials:
     observer: StudyObserver
     blinded: Blinded
     jobs: int = 1
-    spent: set[str] = field(default_factory=set)  # methods whose space had nothing left to try
+    spent: set[str] = field(default_factory=set)  # methods without untried points in their space
     chosen: dict[str, RunConfig] = field(default_factory=dict)  # best configurations
     tests: dict[str, RunOutcome] = field(default_factory=dict)  # the final test of each method
-    lost: dict[str, str] = field(default_factory=dict)  # why a method has no result
-    failed: dict[str, RunOutcome] = field(default_factory=dict)  # failed ahead, not judged
+    lost: dict[str, str] = field(default_factory=dict)  # the reason why a method has no result
+    failed: dict[str, RunOutcome] = field(default_factory=dict)  # failed ahead, not evaluated yet
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ class Trials:
             self.searches[plan.name] = Search(store, *about, self.request.pruner, plan.first)
 
     def run(self) -> None:
-        """Bring every method to its final test."""
+        """Run every method up to its final test."""
         runs = self._describe()
         self.observer.begin(runs, sum(len(search.frozen) for search in self.searches.values()))
         if self.jobs > 1 and any(map(self._is_open, self.plans)):
@@ -71,7 +73,7 @@ class Trials:
         for plan in self.plans:
             self._spend(plan, plan.trials)
         tested = [plan for plan in self.plans if self._choose(plan)]
-        whole = StudySettings(self.folder)  # the tests are on the whole data
+        whole = StudySettings(self.folder)  # the tests use the whole data
         if self.jobs > 1:
             self._run_ahead(list(self.finals.values()), whole)
         for plan in tested:
@@ -88,7 +90,7 @@ class Trials:
         self.notes += self.lost.values()
 
     def _describe(self) -> list[StudyRun]:
-        """Write study.json: the request, and the runs that are there or to come."""
+        """Write study.json: the request, and the runs that exist or will follow."""
         runs, seeds = [], self.request.seeds
         for plan in self.plans:
             done = len(self.searches[plan.name].frozen)
@@ -102,12 +104,12 @@ class Trials:
         return runs
 
     def _is_open(self, plan: SearchPlan) -> bool:
-        """Whether trials of a method are left to run."""
+        """Return whether trials of a method remain."""
         left = len(self.searches[plan.name].frozen) < plan.trials
         return left and plan.name not in self.spent
 
     def _spend_in_waves(self) -> None:
-        """Run trials ahead in other processes, then judge them here, until none is left."""
+        """Run trials ahead in other processes and evaluate them here, until no trial remains."""
         first = self.plans[0]
         self.blinded(Problem.of(first.asked, self.data), first.asked.seed)
         with Crew(self.settings, self.observer, self.jobs) as crew:
@@ -128,7 +130,7 @@ class Trials:
     def _run_ahead(
         self, runs: Sequence[StudyRun], settings: StudySettings, crew: Crew | None = None
     ) -> None:
-        """Run several unfinished runs in other processes; this one reads them afterwards."""
+        """Run unfinished runs in other processes. This process reads them afterwards."""
         open_runs = [run for run in runs if study_run.read_outcome(self.folder, run) is None]
         if len(open_runs) > 1:
             groups = [[replace(run, data=self.data)] for run in open_runs]
@@ -137,12 +139,12 @@ class Trials:
             self.failed |= {name: one for name, one in outcomes.items() if one.error is not None}
 
     def _spend(self, plan: SearchPlan, trials: int) -> None:
-        """Run and judge a method's trials, up to so many in all."""
+        """Run and evaluate a method's trials, up to `trials` in total."""
         search = self.searches[plan.name]
         while len(search.frozen) < trials and plan.name not in self.spent:
             if (settings := search.ask()) is None:
                 self.spent.add(plan.name)
-                self.notes.append(f"{plan.name}: nothing untried was left in the space")
+                self.notes.append(f"{plan.name}: the search space has no untried point left")
                 break
             run = replace(plan.trial(len(search.frozen), settings), data=self.data)
             began = time.perf_counter()
@@ -153,14 +155,14 @@ class Trials:
             value = trial.value if state == "complete" else None
             search.tell(state, trial.curve, value, **about)
             folder = self.settings.folder_of(run)
-            # Its numbers are kept; a model that is not chosen is not worth its disk space.
+            # Keep its numbers, but delete its model to save disk space.
             for seed in folder.glob("seed-*"):
                 shutil.rmtree(seed)
             summary = {"validation": trial.value} if state == "complete" else None
             self.observer.ended(RunOutcome(run, folder, summary, problem or None))
 
     def _try(self, run: StudyRun, trial: TrialObserver) -> tuple[str, str]:
-        """Run a trial, or continue it: its state and its problem."""
+        """Run a trial, or continue it. Return its state and its problem."""
         if (outcome := self.failed.pop(run.name, None)) is None:
             outcome = study_run.run_one(run, lambda _: trial, self.settings)
         else:
@@ -178,19 +180,19 @@ class Trials:
         return "failed", outcome.error
 
     def _choose(self, plan: SearchPlan) -> bool:
-        """Choose a method's best configuration; False if there is nothing to test."""
+        """Select a method's best configuration. Return False if there is nothing to test."""
         trials, seeds = self.searches[plan.name].trials, self.request.seeds
         if not (ranked := ranking(trials)):
-            why = next((f"; the first said: {t.problem}" for t in trials if t.problem), "")
-            # The other methods' results are not lost with it.
-            self.lost[plan.name] = f"no trial of {plan.name} came to its end{why}"
+            why = next((f"; the first error is: {t.problem}" for t in trials if t.problem), "")
+            # Keep the results of the other methods.
+            self.lost[plan.name] = f"no trial of {plan.name} is complete{why}"
             return False
         best = ranked[0].settings
         self.chosen[plan.name] = plan.test(best, max(seeds, 1)).config
         if not seeds:
             return False
         again, run = 1, plan.test(best, seeds)
-        # More trials may have changed the choice; then an earlier test has this name.
+        # More trials may have changed the selection; then an earlier test has this name.
         while (path := self.settings.folder_of(run) / "asked.toml").exists():
             before, _, _ = path.read_text(encoding="utf-8").partition("# objects ")
             if before == config_text(run.config):
@@ -199,14 +201,14 @@ class Trials:
             run = plan.test(best, seeds, again)
         if again > 1:
             self.notes.append(
-                f"{plan.name}: {again - 1} earlier choice was tested as well, in cells/; say so "
-                "where you report the number"
+                f"{plan.name}: {again - 1} earlier choice was tested as well, in cells/; mention "
+                "it if you report the number"
             )
         self.finals[plan.name] = run
         return True
 
     def tuned(self, plan: SearchPlan) -> Tuned:
-        """The best configuration of a method, and its test."""
+        """Return the best configuration of a method, and its test."""
         search, tested = self.searches[plan.name], self.tests.get(plan.name)
         defaults = not plan.whole and set(plan.first[0]) == set(plan.space)
         test, redivided = None if tested is None else tested.summary, plan.redivides(self.data)
@@ -216,7 +218,7 @@ class Trials:
 
 @dataclass
 class _Ahead(StudyObserver):
-    """Follows runs that are judged later, and measures their time."""
+    """Follows runs that are evaluated later, and measures their time."""
 
     observer: StudyObserver
     seconds: dict[str, float]
@@ -236,7 +238,7 @@ class _Ahead(StudyObserver):
 
 
 class Blinded(FederationCache):
-    """Federations without test nodes, each made once; `metric` is the score of the data."""
+    """Cache of federations without test nodes. `metric` is the default metric of the data."""
 
     def __init__(self) -> None:
         super().__init__(make=_divide_without_test)
@@ -252,21 +254,21 @@ def _divide_without_test(problem: Problem, seed: int) -> Division:
     made = problem.divide(seed)
     blind = without_test(made.federation)
     if not any(graph.val.sum() > 0 for graph in blind.graphs):
-        lacking = f"no client of '{problem.config.data}' has validation data to tune on"
+        lacking = f"no client of '{problem.config.data}' has validation data for tuning"
         raise DataError(f"{lacking}; choose another --split")
     return replace(made, federation=blind, newcomer=None, whole=None)
 
 
 @dataclass
 class TrialObserver(Observer):
-    """Records the first seed's validation scores; with a `search`, it prunes a bad trial."""
+    """Records the first seed's validation scores. With a `search`, it prunes a bad trial."""
 
     observer: Observer
     plan: SearchPlan
     blinded: Blinded
     search: Search | None
-    curve: list[float] = field(default_factory=list)  # mean after each round that was reported
-    value: float | None = None  # by the protocol's rule, of a run that came to its end
+    curve: list[float] = field(default_factory=list)  # mean after each reported round
+    value: float | None = None  # by the protocol's rule, of a complete run
     pruned: bool = False
     metric: str = "accuracy"  # the score's name
 
@@ -290,7 +292,7 @@ class TrialObserver(Observer):
         scored = self.plan.config.evaluate or "deployed"
         self.metric = self.blinded.metric
         rule = Selection(scored, self.metric, self.plan.weights, "best-val")
-        self.metric = rule.picked_by(history)  # accuracy where no client has the wanted one
+        self.metric = rule.picked_by(history)  # accuracy if no client has the requested metric
         means = rule.mean(history, self.metric, "val")
         self.extend(means[len(self.curve) : history.rounds])
 

@@ -1,8 +1,8 @@
-"""One method's search: its space and first points, and then the trials, with Optuna.
+"""The search of one method with Optuna: its space, its first points, and its trials.
 
-Every finished trial is stored, in one transaction, in the SQLite file of the study's folder, which
-Optuna's own tools read as well. The next settings depend only on the stored trials and on (seed,
-number of the trial), so that a killed search continues as if it had not been interrupted.
+Each finished trial is stored, in one transaction, in the SQLite file of the study's folder, which
+Optuna's own tools can also read. The next settings depend only on the stored trials and on (seed,
+number of the trial), so a killed search continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 PRUNERS = ("median", "none")
-STARTUP = 10  # trials that are drawn blindly before the sampler learns from them
-PRUNE_AFTER = 5  # finished trials that a median is made of, at least
-TRIES = 50  # how often another point is drawn where all were tried already
+STARTUP = 10  # random trials before the sampler learns from them
+PRUNE_AFTER = 5  # minimum number of finished trials for a median
+TRIES = 50  # maximum draws of another point if all drawn points were tried
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """One method's part of a tuning, checked before anything is run."""
+    """One method's part of a tuning, checked before any run."""
 
-    asked: RunConfig  # as the user gave it, for this method
+    asked: RunConfig  # the user's options, for this method
     config: RunConfig  # the same, resolved
     weights: str  # the protocol's weights of clients (a `Protocol` cannot be pickled)
     data_seed: int | None  # the protocol's fixed seed of the data
@@ -60,17 +60,17 @@ class SearchPlan:
         return self.asked.method
 
     def redivides(self, data: Data | None) -> bool:
-        """Whether fresh seeds divide the data anew, so that other nodes become test nodes."""
+        """Return whether new seeds partition the data again and so have other test nodes."""
         fixed = isinstance(data, Federation) or data_header(self.asked) is not None
         return not fixed and self.data_seed is None and self.config.split != "given"
 
     def trial(self, number: int, settings: Mapping[str, Value]) -> StudyRun:
-        """The run of a trial."""
+        """Return the run of a trial."""
         labels = {"method": self.name, "role": "trial", "trial": number}
         return StudyRun(f"{safe_name(self.name)}-{number:04d}", self._with(settings), labels)
 
     def test(self, settings: Mapping[str, Value], seeds: int, again: int = 1) -> StudyRun:
-        """The run of the final test; its seeds come after those of the trials."""
+        """Return the run of the final test. Its seeds follow the seeds of the trials."""
         fresh = {"seed": self.asked.seed + self.asked.seeds, "seeds": seeds}
         config = msgspec.structs.replace(self._with(settings), **fresh)
         name = f"test-{safe_name(self.name)}" + (f"-{again}" if again > 1 else "")
@@ -81,12 +81,12 @@ class SearchPlan:
 
 
 def make_plan(method: str, request: TuningRequest, data: Data | None) -> SearchPlan:
-    """The trials of a method to come; everything that cannot run is refused here."""
+    """Plan the trials of a method. Raise an error for everything that cannot run."""
     asked = msgspec.structs.replace(request.config, method=method)
     config, rules = resolve(asked, task_of_object(data))
     if select_rule(config, rules) == BEST_CACHED:
-        picks = "compat test-selection picks by test scores, which tuning must not see"
-        raise ConfigError(f"{picks}; leave it out")
+        picks = "compat test-selection selects by test scores, which tuning must not see"
+        raise ConfigError(f"{picks}; remove it")
     header = data_header(config) if data is None else None
     task = task_of_object(data) or (header.task if header else task_of_data(config.data))
     search = {key: parse_range(key, text) for key, text in request.search.items()}
@@ -94,14 +94,14 @@ def make_plan(method: str, request: TuningRequest, data: Data | None) -> SearchP
     points = grid_of(space, request.trials)
     trials = request.trials if points is None else len(points)
     if trials < request.trials:
-        notes.append(f"{method}: the space has {trials} points, and each is tried once")
+        notes.append(f"{method}: the space has {trials} points, so each is tried once")
     first = [defaults_of(config, task, space)] if points is None else points
     scoring = rules.weights, rules.data_seed
     return SearchPlan(asked, config, *scoring, space, first, points is not None, trials, notes)
 
 
 def parse_range(key: str, text: str) -> Range:
-    """`1e-4..1e-1:log`, `1..5` or `32,64,128`."""
+    """Parse a range: `1e-4..1e-1:log`, `1..5` or `32,64,128`."""
     ends, _, scale = text.partition(":")
     low, dots, high = ends.partition("..")
     ways = f"{key}=LOW..HIGH, {key}=LOW..HIGH:log or {key}=A,B,C"
@@ -134,9 +134,9 @@ def space_of(
     preset: str | None = None,
     search: Mapping[str, Range] | None = None,
 ) -> tuple[dict[str, Range], list[str]]:
-    """The space of one method, and a sentence for each range that was left out.
+    """Return the space of one method, and a sentence for each excluded range.
 
-    A hyper-parameter that `asked` sets is not searched; `config` is the same, resolved. `preset`
+    The search skips hyper-parameters that `asked` sets; `config` is the same, resolved. `preset`
     names one of the method's `grids`. The user's ranges in `search` replace or extend the method's.
     """
     cls, name = method_class(config.method), config.method
@@ -158,14 +158,14 @@ def space_of(
         elif key in search or not chose:
             raise unknown(f"hyper-parameter of {name}", key, known)
         else:
-            notes.append(f"{name}: {key} is not searched, because {' and '.join(chose)} has none")
+            notes.append(f"{name}: {key} is not searched, because {' and '.join(chose)} lacks it")
     own = vars(cls).get("__annotations__", {}) if "space" not in vars(cls) and ":" in name else {}
     for key in (key for key in own if key in known - fixed and key not in space):
         why = f"is not searched, because `space` has no range for it; add --search {key}=LOW..HIGH"
         notes.append(f"{name}: {key} {why}")
         logging.getLogger(__name__).warning(notes[-1])  # a search may take hours
     if not space:
-        raise ConfigError(f"{name} has nothing left to search; leave out a --set, or add --search")
+        raise ConfigError(f"{name} has nothing left to search; remove a --set, or add --search")
     _check_values(config, task, space)
     return space, notes
 
@@ -176,12 +176,12 @@ def _grid(cls: type[Method], name: str, preset: str) -> Space:
     if cls.grids:
         raise unknown(f"preset of the search for {name}", preset, cls.grids)
     able = ", ".join(other for other, found in METHODS.items() if preset in found.grids)
-    hint = f"leave out --preset {preset}, which is for: {able}"
+    hint = f"remove --preset {preset}, which only these methods have: {able}"
     raise ConfigError(f"{name} has no published grid to search; {hint}")
 
 
 def _check_values(config: RunConfig, task: str, space: Mapping[str, Range]) -> None:
-    """Every value of a choice and both ends of a range must be possible, before anything is run."""
+    """Check that every value of a choice and both ends of a range are valid, before any run."""
     for key, wanted in space.items():
         ends = wanted.values if isinstance(wanted, OneOf) else (wanted.low, wanted.high)
         for value in ends:
@@ -194,7 +194,7 @@ def _check_values(config: RunConfig, task: str, space: Mapping[str, Range]) -> N
 
 
 def defaults_of(config: RunConfig, task: str, space: Mapping[str, Range]) -> dict[str, Value]:
-    """The method's own defaults, where they lie in the space."""
+    """Return the method's default values that are in the space."""
     parts = _parts(build_method(config, task=task))
     owners = {key: next(part for part in parts if key in _names(part)) for key in space}
     values = {key: getattr(owner, key) for key, owner in owners.items()}
@@ -202,7 +202,7 @@ def defaults_of(config: RunConfig, task: str, space: Mapping[str, Range]) -> dic
 
 
 def grid_of(space: Mapping[str, Range], most: int) -> list[dict[str, Value]] | None:
-    """All points of a space that has at most so many; None if it has more."""
+    """Return all points of a space with at most `most` points, or None for a larger space."""
     axes = [values_of(wanted) for wanted in space.values()]
     values = [axis for axis in axes if axis is not None]
     if len(values) < len(axes) or math.prod(map(len, values)) > most:
@@ -211,7 +211,7 @@ def grid_of(space: Mapping[str, Range], most: int) -> list[dict[str, Value]] | N
 
 
 def _parts(method: Any) -> list[Any]:
-    """Method, network, optimizer and base, in the order in which `--set` looks for a key."""
+    """Return method, network, optimizer and base, in the order in which `--set` searches a key."""
     inner = [getattr(method, name, None) for name in ("net", "base", "optimizer")]
     return [method, *(part for part in inner if is_dataclass(part))]
 
@@ -221,9 +221,9 @@ def _names(part: Any) -> set[str]:
 
 
 def need_optuna() -> None:
-    """Refuse in one sentence, before the work, where Optuna is missing."""
+    """Raise an error before the work if Optuna is not installed."""
     try:
-        import optuna  # noqa: F401  # only to know whether it is there
+        import optuna  # noqa: F401  # only checks whether it is installed
     except ImportError as error:
         problem = "tuning needs the package optuna, which is not installed"
         hint = "install it with: pip install 'atoll-fgl[tune]'"
@@ -240,12 +240,14 @@ class Search:
     seed: int  # of the sampler
     rounds: int  # of a whole trial, for the pruner
     pruner: str  # one of `PRUNERS`
-    first: Sequence[Mapping[str, Value]] = ()  # to try before any is drawn; open keys are drawn
+    first: Sequence[
+        Mapping[str, Value]
+    ] = ()  # points to try before random ones; missing keys are drawn
 
     def __post_init__(self) -> None:
         import optuna
 
-        # Optuna logs on its own; here the command line reports.
+        # Optuna has its own logs; here the command line reports.
         logging.getLogger("optuna").setLevel(logging.WARNING)
         self.distributions = {key: _distribution(wanted) for key, wanted in self.space.items()}
         storage = optuna.storages.RDBStorage(f"sqlite:///{self.file.absolute()}")
@@ -253,10 +255,10 @@ class Search:
             study_name=self.name, storage=storage, direction="maximize", load_if_exists=True
         )
         self.frozen: list[FrozenTrial] = self.storage.get_trials(deepcopy=False)
-        self.live: Any = None  # the trial under way, in a separate study in memory
+        self.live: Any = None  # the current trial, in a separate study in memory
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process, which asks and reports but stores nothing."""
+        """Return the state for another process, which asks and reports but stores nothing."""
         return {k: v for k, v in self.__dict__.items() if k not in ("storage", "live")}
 
     @property
@@ -270,7 +272,7 @@ class Search:
         return found
 
     def ask(self) -> dict[str, Value] | None:
-        """The next settings; None if nothing is left that was not tried."""
+        """Return the next settings, or None if no untried point is left."""
         import optuna
 
         number, tried = len(self.frozen), [trial.params for trial in self.frozen]
@@ -281,7 +283,7 @@ class Search:
         memory.add_trials(self.frozen)
         for attempt in range(TRIES):
             seed = (self.seed * 1_000_003 + number * 1009 + attempt) % 2**32
-            # After five attempts a blind sampler takes over from one that repeats itself.
+            # After five attempts a random sampler replaces one that repeats itself.
             blind = optuna.samplers.RandomSampler(seed=seed)
             learned = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
             memory.sampler = learned if attempt < 5 else blind
@@ -296,9 +298,9 @@ class Search:
         return None
 
     def known(self, trials: int) -> list[dict[str, Value]]:
-        """Settings of the next trials, up to so many in all, that depend on no open result.
+        """Return settings of the next trials, up to `trials`, that depend on no open result.
 
-        These are the given first points and the blind draws; after them, only the next trial.
+        These are the given first points and the random draws; after them, only the next trial.
         """
         before, found = self.frozen, []
         free = max(STARTUP, len(self.first), len(before) + 1)
@@ -312,7 +314,7 @@ class Search:
         return found
 
     def report(self, step: int, value: float) -> bool:
-        """Report the score after a round; True if the trial should be pruned."""
+        """Report the score after a round. Return True if the trial should be pruned."""
         if math.isnan(value):
             return False
         self.live.report(value, step)
@@ -321,7 +323,7 @@ class Search:
     def tell(
         self, state: str, curve: Sequence[float], value: float | None = None, **about: object
     ) -> None:
-        """Store how the trial ended; `about` has further fields of its `Trial`."""
+        """Store the outcome of the trial. `about` contains further fields of its `Trial`."""
         frozen = self._freeze(state, curve, value, **about)
         self.storage.add_trial(frozen)
         self.frozen.append(frozen)
@@ -329,7 +331,7 @@ class Search:
     def _freeze(
         self, state: str, curve: Sequence[float] = (), value: float | None = None, **about: object
     ) -> FrozenTrial:
-        """The trial under way, as Optuna keeps it."""
+        """Return the current trial as Optuna stores it."""
         from optuna.trial import TrialState, create_trial
 
         # A diverged trial counts as pruned, so that the sampler learns to avoid its settings.
@@ -344,7 +346,7 @@ class Search:
         )
 
     def importance(self) -> dict[str, float]:
-        """Share of each hyper-parameter in how far scores differ; empty with too few trials."""
+        """Return the share of each hyper-parameter in the variance of scores, if it is known."""
         import optuna
 
         complete = [t for t in self.frozen if t.state == optuna.trial.TrialState.COMPLETE]
@@ -369,7 +371,7 @@ def _distribution(wanted: Range) -> BaseDistribution:
 
 
 def _rounded(wanted: Range, value: Value) -> Value:
-    """Three digits are enough for a real number, and fit on a command line."""
+    """Round a real number to three digits, which are enough and fit on a command line."""
     if isinstance(value, float) and not isinstance(wanted, OneOf):
         short = float(f"{value:.3g}")
         value = short if short in wanted else value

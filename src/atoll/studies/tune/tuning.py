@@ -1,9 +1,9 @@
-"""Hyper-parameters by search, on validation scores only: `atoll tune`.
+"""Search hyper-parameters on validation scores only: `atoll tune`.
 
 A tuning is a study. Each trial is a run on clients without test nodes and test labels, so that no
-choice can depend on them; the median of the others' scores prunes bad trials early. When the budget
-is spent, the best configuration of each method is run once on the whole data with fresh seeds: that
-is the number to report.
+choice can depend on them. A trial below the median of the others' scores stops early. At the end,
+the best configuration of each method runs once on the whole data with new seeds. Report this
+number.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def tune(
     """Search for the best hyper-parameters on validation scores, then test them once.
 
     Args:
-        methods: One or several names; each gets the same budget.
-        data: A name or path, what `atoll.load` gave, or a finished `Federation`.
-        trials: Configurations to try, for each method.
-        seeds: Fresh seeds of the final test; 0 leaves it out.
-        trial_seeds: Seeds of each trial; more make it less of a lottery, and slower.
+        methods: One or several names. Each method gets the same budget.
+        data: A name, a path, a result of `atoll.load`, or a `Federation`.
+        trials: Number of configurations to try per method.
+        seeds: Number of new seeds for the final test. 0 skips the test.
+        trial_seeds: Number of seeds per trial. More seeds reduce noise and take longer.
         preset: "paper" searches the values that the method's paper tried.
-        search: Ranges in the place of the method's own or beside them: {"lr": "1e-4..1e-1:log"}.
-        pruner: "median" gives up bad trials early, "none" does not.
-        out: Folder; a tuning of the same kind in it continues. None keeps nothing.
+        search: Ranges that replace or extend the method's: {"lr": "1e-4..1e-1:log"}.
+        pruner: "median" stops bad trials early, and "none" runs all to their end.
+        out: Folder. The same tuning in it continues. None saves nothing.
         observer: Is notified of progress.
-        jobs: Processes that run trials at the same time; "auto" chooses. The result is the same.
+        jobs: Number of parallel processes, or "auto". It does not change the result.
         **options: As in `RunConfig`.
 
     Example:
@@ -70,14 +70,14 @@ def tune(
         >>> tuned = found.methods["fedprox"]
         >>> sorted(tuned.best.settings)
         ['dropout', 'hidden', 'lr', 'mu', 'weight_decay']
-        >>> tuned.test["seeds"]  # fresh ones, for the best configuration alone
+        >>> tuned.test["seeds"]  # new seeds, only for the best configuration
         5
     """
     if taken := [name for name in ("seeds", "method") if name in options]:
         raise unknown("option", taken[0], ("methods", "trial_seeds"))
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     if not all(isinstance(name, str) for name in names) or not names:
-        raise ConfigError("methods are given by name, at least one: atoll.tune(['fedavg'], ...)")
+        raise ConfigError("give at least one method by name: atoll.tune(['fedavg'], ...)")
     given = None if isinstance(data, str) else data
     options |= {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
     config = configs.make_config(method=names[0], seeds=trial_seeds, **options)
@@ -94,13 +94,13 @@ def tune(
 
 
 def read_request(folder: Path) -> TuningRequest:
-    """The request of the tuning in a folder."""
+    """Read the request of the tuning in a folder."""
     path = folder / "study.json"
     if not path.exists():
-        raise ConfigError(f"'{folder}' holds no tuning to resume (it has no study.json)")
+        raise ConfigError(f"'{folder}' contains no tuning to resume (study.json is missing)")
     about = read_json(path)
     if about.get("kind") != "tune":
-        raise ConfigError(f"the study in '{folder}' is no tuning, but a '{about.get('kind')}'")
+        raise ConfigError(f"the study in '{folder}' is not a tuning, but a '{about.get('kind')}'")
     try:
         return msgspec.convert(about["asked"], TuningRequest)
     except (KeyError, msgspec.ValidationError) as error:
@@ -115,24 +115,24 @@ def run_tuning(
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
 ) -> TuningResult:
-    """Bring a tuning to its end, from wherever it is; `Stopped` if the user stops it."""
+    """Complete a tuning from its current state. Raise `Stopped` if the user stops it."""
     need_optuna()
     check_jobs(jobs)
     if request.trials < 1:
         raise ConfigError(f"trials is {request.trials}; give at least 1")
     if request.seeds < 0:
-        raise ConfigError(f"seeds is {request.seeds}; give seeds for the final test, 0 for none")
+        raise ConfigError(f"seeds is {request.seeds}; give the seeds of the final test, or 0")
     check_name("pruner", request.pruner, PRUNERS)
     for name in (name for name, count in Counter(request.methods).items() if count > 1):
-        raise ConfigError(f"method '{name}' is named twice; once is enough")
+        raise ConfigError(f"method '{name}' is named twice; name it once")
     if "data" in request.config.objects and data is None:
         raise ConfigError(
-            "this tuning was started in Python with a data object, which its folder does not hold; "
-            f"go on in Python with atoll.tune(..., out='{folder}')"
+            "this tuning was started in Python with a data object, which its folder does not "
+            f"contain; continue in Python with atoll.tune(..., out='{folder}')"
         )
     plans = [make_plan(name, request, data) for name in request.methods]
     blinded, first = Blinded(), plans[0]
-    if not folder.exists():  # data that cannot be used leave no folder behind
+    if not folder.exists():  # unusable data must not leave a folder behind
         blinded(Problem.of(first.asked, data), first.asked.seed)
     with lock_folder(folder):
         _check_same(request, folder)
@@ -148,9 +148,9 @@ def run_tuning(
 
 
 def tune_command(request: TuningRequest, folder: Path) -> str:
-    """The command that repeats a request; a comment where only Python can continue."""
+    """Return the command that repeats a request, or a comment if only Python can continue."""
     if request.config.objects:
-        return configs.in_python("atoll.tune", "a data object, which no file holds", folder)
+        return configs.in_python("atoll.tune", "a data object, which no file contains", folder)
     one_seed = msgspec.structs.replace(request.config, seeds=1)
     words = configs.option_words(configs.config_options(one_seed))
     usual = {"trial_seeds": 1, "pruner": "median"}
@@ -162,9 +162,9 @@ def tune_command(request: TuningRequest, folder: Path) -> str:
 
 
 def _check_same(request: TuningRequest, folder: Path) -> None:
-    """Refuse to continue with another search than the one that was begun; more trials are fine."""
+    """Raise an error if the saved search has other options. More trials are allowed."""
     if (folder / "config.toml").exists():
-        raise ConfigError(f"'{folder}' holds a run; give the tuning a folder of its own")
+        raise ConfigError(f"'{folder}' contains a run; give the tuning a new folder")
     if not (folder / "study.json").exists():
         return
     before = read_request(folder)
@@ -173,7 +173,7 @@ def _check_same(request: TuningRequest, folder: Path) -> None:
         if name != "trials" and one != two:
             how = configs.what_differs(one, two) if name == "config" else f"{name} {one}, now {two}"
             raise ConfigError(
-                f"the tuning in '{folder}' was begun with other options ({how}); go on with "
+                f"the tuning in '{folder}' was started with other options ({how}); continue with "
                 f"--resume {folder}, or choose another --out"
             )
     if request.trials < before.trials:
