@@ -44,7 +44,9 @@ def test_the_card_names_clients_classes_rounds_scores_and_data(own):
     assert "There was no differential privacy." in card
     assert about["privacy"]["differential"] is False
     assert "for each client: down: model; up: model, num_nodes." in card
-    assert "Sent once, for the encoder: the names of columns and how they are read; for each" in card
+    assert (
+        "Sent once, for the encoder: the names of columns and how they are read; for each" in card
+    )
     sent = "part and round: counts by true and predicted class; its own mean loss; its own AUC."
     assert sent in card
     assert "| 2 seeds |" in card
