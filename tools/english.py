@@ -4,9 +4,7 @@ Each phrase below has a plainer form. In Markdown pages a line has at most 120 c
 sentence at most 25 words. The first line of a docstring is one statement that starts with a noun or
 a verb, and a sentence of a docstring has at most 30 words.
 
-`tools/english-base` names a commit and the paths that are not rewritten yet. In these paths only
-lines that are new since that commit count. `python tools/english.py PATH ...` checks every line of
-the given paths.
+`python tools/english.py PATH ...` checks only these paths.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = Path(__file__).with_name("english-base")
 KINDS = (".py", ".md", ".toml", ".css", ".js", ".yaml")
 SKIPPED = (
     "docs/commands.md",  # generated from the commands, whose text is checked in the source
@@ -64,33 +61,19 @@ def git(*words: str) -> str:
     return done.stdout
 
 
-def base_lines(commit: str) -> set[str]:
-    """Return every line of text in a commit, without its indentation."""
-    listing = git("grep", "-hI", "-e", "", commit, "--", *(f"*{kind}" for kind in KINDS))
-    return {line.strip() for line in listing.splitlines()}
-
-
-def findings(
-    known: set[str], later: tuple[str, ...] = ("",), paths: tuple[str, ...] = ()
-) -> list[str]:
-    """Return every fault with its place, in `paths` or, if it is empty, in all files.
-
-    In the paths of `later`, lines of `known` do not count.
-    """
+def findings(*paths: str) -> list[str]:
+    """Return every fault with its place, in `paths` only if any are given."""
     found = []
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", *paths).splitlines()
     for name in dict.fromkeys(listed):  # a file in conflict is listed several times
         path = ROOT / name
         if path.suffix not in KINDS or name.startswith(SKIPPED) or not path.is_file():
             continue
-        whole = not name.startswith(later)
         lines = path.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, 1):
-            if whole or line.strip() not in known:
-                found += [f"{name}:{number}: {fault}" for fault in phrases(line, PLAINER)]
-        if whole and path.suffix in (".md", ".py"):
-            faults = page_faults(lines) if path.suffix == ".md" else docstring_faults(lines)
-            found += [f"{name}:{number}: {fault}" for number, fault in faults]
+            found += [f"{name}:{number}: {fault}" for fault in phrases(line, PLAINER)]
+        more = {".md": page_faults, ".py": docstring_faults}.get(path.suffix)
+        found += [f"{name}:{number}: {fault}" for number, fault in (more(lines) if more else ())]
     return found
 
 
@@ -161,17 +144,7 @@ def sentences(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     """Print the faults. The exit code is 1 if there are any."""
-    if paths := tuple(sys.argv[1:]):
-        found = findings(set(), ("nowhere/",), paths)
-        print("\n".join(found) or "english: nothing to rewrite")
-        return int(bool(found))
-    commit, *later = BASE.read_text(encoding="utf-8").split()
-    try:
-        known = base_lines(commit)
-    except subprocess.CalledProcessError:
-        print(f"english: skipped, because commit {commit} is not in this clone")
-        return 0
-    found = findings(known, tuple(later))
+    found = findings(*sys.argv[1:])
     print("\n".join(found) or "english: nothing to rewrite")
     return int(bool(found))
 

@@ -190,7 +190,7 @@ def folders(tmp_path: Path) -> Path:
         nodes = [f"{client}{i},{i * (number + 1) % 7},{'xyz'[i % 3]}\n" for i in range(30)]
         edges = [f"{client}{i},{client}{(i * 2 + 1) % 30}\n" for i in range(30)]
         (home / "nodes.csv").write_text("id,age,label\n" + "".join(nodes))
-        lost = ["bob1,nobody\n"] if client == "bob" else []
+        lost = ["bob1,missing\n"] if client == "bob" else []
         (home / "edges.csv").write_text("source,target\n" + "".join(edges + lost))
     return tmp_path / "mine"
 
@@ -209,7 +209,7 @@ def test_a_folder_per_client_is_divided_by_its_clients(cli, folders: Path) -> No
 def test_dangling_edges_are_refused_unless_dropped(cli, folders: Path) -> None:
     sentence = cli("run", "--data", "mine", code=2).stderr
     assert "bob/edges.csv" in sentence
-    assert "nobody" in sentence
+    assert "missing" in sentence
     assert "drop" in sentence
 
 

@@ -20,7 +20,7 @@ def graph_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "nodes.csv").write_text("id,age,label\na,1,x\nb,2,y\nc,3,x\n")
-    (folder / "edges.csv").write_text("source,target\na,b\nb,c\nc,nobody\n")
+    (folder / "edges.csv").write_text("source,target\na,b\nb,c\nc,missing\n")
     return folder
 
 
@@ -35,7 +35,7 @@ def test_own_data_by_path_with_options_and_notes(graph_folder: Path) -> None:
     source, notes = load(str(graph_folder), own={"dangling": "drop"})
     assert source.num_nodes == 3
     assert any("1 edges to missing nodes were dropped" in note for note in notes)
-    with pytest.raises(AtollError, match="nobody"):
+    with pytest.raises(AtollError, match="missing"):
         load(str(graph_folder))
 
 

@@ -67,7 +67,7 @@ class Reader:
                 script = [sys.executable, *words[1:], *words_of(block.run_with)]
                 failed, printed = self.shell(shlex.join(script))
             else:
-                pytest.fail(f"{block.place}: nobody knows how to run `{command}`; mark the block")
+                pytest.fail(f"{block.place}: no rule runs `{command}`; mark the block")
             assert failed == any(line.startswith("error:") for line in shown), (command, printed)
             for line in shown:
                 assert squeezed(line) in squeezed(printed), f"{block.place}: {line}\n\n{printed}"

@@ -147,8 +147,8 @@ def test_a_mended_graph_is_the_larger_graph(layers: int, hidden: bool) -> None:
 def test_without_made_nodes_it_is_the_network_itself() -> None:
     graph = with_views(small_federation().graphs[1], NET.views)
     params, key = NET.init(make_key(1)), make_key(9)
-    nobody = made_neighbours(torch.ones(graph.num_nodes, 2, FEATURES), torch.zeros(17, 2))
-    for made in (None, nobody):
+    nothing = made_neighbours(torch.ones(graph.num_nodes, 2, FEATURES), torch.zeros(17, 2))
+    for made in (None, nothing):
         for noise in (None, key):  # with dropout as well: real nodes drop what they would drop
             found = mended_sage(NET, params, graph, graph.real, made, noise)
             torch.testing.assert_close(found, NET(params, graph, noise), rtol=1e-12, atol=1e-12)

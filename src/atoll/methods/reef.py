@@ -1,6 +1,7 @@
 """Reef: two networks that see neighbours differently teach each other, and each client weighs them.
 
     θ_i <- fit of Σ_b [CE(f_b) + λ H(p̄, p_b)] with the pull μ (θ - θ̄);   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
+
     client i predicts  Σ_b w_ib p_b,   p_b = softmax(f_b(θ̄_b)),   p̄ = mean of p_b, held fixed
 
 The branches b are a GCN and a residual network (`net=duo`). H(p̄, p_b) is the cross entropy over all
@@ -75,7 +76,7 @@ class Reef(Averaging):
     def train(
         self, graph: Graph, received: Tree, state: Kept | None, key: Tensor
     ) -> tuple[Update, Kept]:
-        """Score the settings of the received model; then train both networks."""
+        """Score the settings of the received model, then train both networks."""
 
         def bent(grads: Tree, params: Tree) -> Tree:
             return self.bend(grads, params, received)
