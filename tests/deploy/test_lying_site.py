@@ -147,12 +147,12 @@ def events(room):
     return [json.loads(line) for line in audit(room).splitlines()]
 
 
-def tell(step, lie, first=1):
+def tell(step, lie, first=1, liar=LIAR):
     """A tamper: the liar lies in a step, from a round on."""
 
     def tamper(site, question, answer):
         head = question.head
-        lies = site == LIAR and head.get("step") == step and head.get("round", -9) >= first
+        lies = site == liar and head.get("step") == step and head.get("round", -9) >= first
         return lie(question, answer) if lies else answer
 
     return tamper
@@ -422,3 +422,40 @@ def test_an_error_of_any_kind_becomes_an_outcome(make_room, caplog):
     assert ended["status"] == "failed"
     assert ended["reason"] == "the server failed (RuntimeError: out of luck); its log has more"
     assert "out of luck" in caplog.text
+
+
+SHAPES = {
+    "empty": lambda leaf: leaf[:0],
+    "a row": lambda leaf: leaf[:1],
+    "longer": lambda leaf: torch.cat([leaf, leaf]),
+    "more axes": lambda leaf: leaf[None],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("method", "settings", "step", "part"),
+    [
+        ("moon", {}, "train", "model"),
+        ("scaffold", {"option": "I"}, "train", "control"),
+        ("fedgnn", {}, "announce", "keys"),
+    ],
+)
+def test_a_disclosed_field_of_another_shape_is_refused(
+    method, settings, step, part, shape, make_room
+):
+    """Also in a round with only one site, and if the liar is the first of two."""
+    change = SHAPES[shape]
+
+    def lie(reply):
+        return replace(reply, **{part: tree_map(change, getattr(reply, part))})
+
+    for number, more in enumerate(({"fraction": 0.25, "rounds": 6}, {"rounds": 2})):
+        room = make_room(small_federation(), f"room-{number}")
+        order = room.order(method, set={**SMALL, **settings}, epochs=1, **more)
+        room.run(order, room.fleet(tell(step, body(lie), first=-1)))
+        assert [e["site"] for e in events(room) if e["event"] == "left out"] == [LIAR]
+    room = make_room(small_federation((13, 9)), "pair")
+    fleet = room.fleet(tell(step, body(lie), first=-1, liar="site-1"))
+    room.run(room.order(method, set={**SMALL, **settings}, epochs=1, rounds=2, quorum=1), fleet)
+    assert [e["site"] for e in events(room) if e["event"] == "left out"] == ["site-1"]

@@ -9,7 +9,6 @@ counts (`state`), so that a site discards the state of a failed attempt by itsel
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
@@ -278,14 +277,14 @@ class Remote:
     ) -> dict[str, Tree]:
         """The replies that fit the step, decoded; the others are noted as failures."""
         # Bytes that a reply like the template can need, names and structure included.
-        room = num_bytes(template) + 4096 * (len(leaves(template)) + 4)
-        most = self.limit if step.discloses else min(self.limit, room)
+        most = min(self.limit, num_bytes(template) + 4096 * (len(leaves(template)) + 4))
         largest = max(LARGEST, usual_size(self.sites.values()))
         epochs, arrived = getattr(step.owner, "epochs", 1), dict[str, Tree]()
         for site, packet in replies.items():
             try:
                 reply = decode(packet.body, limit=most)
-                check_like(reply, template, step.discloses)
+                # Also a disclosed field has the template's shape: replies must fit together.
+                check_like(reply, template, free={})
                 check_values(reply, self.sites[site], epochs, largest * widest(received[site]))
                 arrived[site] = reply
             except WireError as error:
@@ -293,17 +292,12 @@ class Remote:
             except Exception as error:  # whatever one site sends, the others continue
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
-        # Only shapes that a method declares as free can differ here; replies must fit together.
-        forms = {s: tuple(leaf.shape for leaf in leaves(tree)) for s, tree in arrived.items()}
-        usual = Counter(forms.values()).most_common(1)
-        for site in [site for site, form in forms.items() if form != usual[0][0]]:
-            failures[site] = Failure(BAD, "a reply was refused: its shapes are not the others'")
-            del arrived[site]
         return arrived
 
     def export_states(self) -> Tree:
         """The server's record of the sites; their private states stay with them."""
-        templates = [[*case, tree] for case, tree in self.probe.templates.items()]
+        forms = self.probe.forms
+        templates = [[*case, tree, forms[case]] for case, tree in self.probe.templates.items()]
         rounds = {"committed": self.committed, "kept": self.kept}
         return {**rounds, "templates": templates, "probe": self.probe.states}
 
@@ -311,7 +305,9 @@ class Remote:
         self.committed = list(states["committed"])
         self.kept = list(states.get("kept", self.kept))  # an earlier version kept none
         self.probe.states = list(states["probe"])
-        self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
+        for step, case, tree, *form in states["templates"]:  # an earlier version kept no form
+            if form:
+                self.probe.templates[step, case], self.probe.forms[step, case] = tree, form[0]
 
 
 class Cohort(Backend):
