@@ -18,7 +18,8 @@ from atoll.core.errors import AtollError, DataError
 from atoll.core.method import declared_step
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
-from atoll.deploy.coordinator import Diverged, Order, TooFew, outcome, read_federated_result
+from atoll.deploy.coordinator import Order, outcome, read_federated_result
+from atoll.deploy.federated import Diverged, TooFew
 from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import Site
