@@ -593,6 +593,21 @@ def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_training_that_diverges_at_most_sites_ends_the_run_whatever_the_quorum(quorum, make_room):
+    """Else the run continues with the site that spoilt the model."""
+    room = make_room(small_federation())
+
+    def diverge(site, question, answer):
+        late = question.head.get("step") == "train" and question.head["round"] == 1
+        failed = Packet({"failure": "diverged", "reason": "training diverged"}, b"")
+        return failed if late and site != "site-3" else answer
+
+    with pytest.raises(Diverged, match="round 1: training diverged at 3 of 4 sites"):
+        room.run(room.order("fedavg", rounds=3, set=SMALL, quorum=quorum), room.fleet(diverge))
+    assert (room.folder / "server" / "earlier" / "0.diverged").exists()
+
+
 def test_a_model_that_a_round_before_spoilt_ends_the_run_once_and_is_taken_back(
     make_room, monkeypatch
 ):

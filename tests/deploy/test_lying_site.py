@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -17,8 +19,10 @@ from safetensors.torch import save
 from atoll.core.task import Scores
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.coordinator import outcome
+from atoll.deploy.federated import Diverged
 from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import Packet
+from atoll.engines.plausible import LARGEST
 from atoll.methods import METHODS
 from atoll.testing import small_federation
 from tests.deploy.test_coordinator import SHORTER, SMALL, audit, without
@@ -134,7 +138,6 @@ SCORE = {
     "confusion huge": body(scores(confusion=set_all(10**9))),
     "confusion one too many": body(scores(confusion=lambda x: x + 1)),
     "loss nan": body(scores(loss=set_all(torch.nan))),
-    "loss 1e30": body(scores(loss=set_all(1e30))),
     "auc 7": body(scores(auc=set_all(7.0))),
     "scores of fewer classes": body(scores(confusion=lambda x: x[:, :2, :2])),
     "scores cut": raw(lambda data: data[:-3]),
@@ -207,6 +210,60 @@ def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room):
         room.order("fediih", rounds=2, set=SMALL), room.fleet(tell("train", body(lie), first=0))
     )
     assert {e["site"] for e in events(room) if e["event"] == "left out"} == {LIAR}
+
+
+@pytest.mark.parametrize("value", [1e30, -3e38])
+def test_a_loss_leaves_no_site_out_and_counts_as_one_in_the_range(value, make_room):
+    room = make_room(small_federation())
+    lie = tell("score", body(scores(loss=set_all(value))))
+    result = room.run(room.order("fedavg", rounds=ROUNDS, set=SMALL), room.fleet(lie))
+    assert "left out" not in audit(room)
+    found = result.seeds[0].history.scores["deployed"]
+    assert np.nanmax(np.abs(np.stack(found))) == LARGEST
+
+
+def poisoned(growth):
+    """A tamper: the liar's update is as long as the limit allows and drives the model up."""
+
+    def tamper(site, question, answer):
+        if site != LIAR:
+            return answer
+        if question.head["do"] == "hello":
+            return Packet({**answer.head, "nodes": 1 << 26}, answer.body)
+        if question.head.get("step") != "train" or "failure" in answer.head:
+            return answer
+        got, reply = decode(question.body), decode(answer.body)
+        flat = torch.cat([leaf.flatten() for leaf in leaves(got)])
+        more = growth * float(flat.norm() + 1) / len(flat) ** 0.5
+        moved = tree_map(lambda leaf: leaf + more * torch.where(leaf >= 0, 1.0, -1.0), got)
+        weight = torch.full_like(reply.weight, float(1 << 26))
+        return Packet(answer.head, encode(type(reply)(moved, weight)))
+
+    return tamper
+
+
+def test_a_model_that_grows_drives_no_honest_site_out(make_room):
+    """The loss grows with the depth's power of the model, and the range only with the model."""
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=25, set=SMALL, epochs=1, quorum=1)
+    room.run(order, room.fleet(poisoned(0.999)))
+    assert "left out" not in audit(room)
+
+
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_replies_of_most_sites_above_the_range_mark_the_run_as_diverged(quorum, make_room):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=3, set=SMALL, quorum=quorum)
+
+    def spoilt(site, question, answer):
+        late = question.head.get("step") == "train" and question.head["round"] == 2
+        lie = body(model(set_all(3e37)))
+        return lie(question, answer) if late and site != LIAR else answer
+
+    with pytest.raises(Diverged, match="round 2: training diverged at 3 of 4 sites"):
+        room.run(order, room.fleet(spoilt))
+    room.run(msgspec.structs.replace(order, without=(LIAR,)), room.fleet())
+    assert "back before divergence" in audit(room)
 
 
 def test_a_site_alone_in_a_round_drives_no_honest_site_out(make_room):

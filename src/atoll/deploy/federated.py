@@ -198,11 +198,11 @@ class FederatedRun(Run):
             out[site] = why
             wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
         sites, kinds = len(self.simulation.federation), Counter(why.kind for why in out.values())
+        spoilt = sum(why.kind == remote.DIVERGED or why.too_large for why in out.values())
+        if spoilt > sites / 2:  # whatever the quorum: the rest may be the site that spoilt it
+            raise self._diverged(round, f"training diverged at {spoilt} of {sites} sites")
         if sites - len(out) >= wanted.order.quorum:
             return
-        if kinds[remote.DIVERGED] > sites / 2:
-            where = f"{kinds[remote.DIVERGED]} of {sites} sites"
-            raise self._diverged(round, f"training diverged at {where}")
         if sites - kinds[remote.REFUSED] - kinds[remote.DROPPED] < wanted.order.quorum:
             refused = {site: why for site, why in out.items() if why.kind == remote.REFUSED}
             raise remote.SitesFailed(refused)

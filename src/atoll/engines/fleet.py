@@ -30,8 +30,10 @@ from atoll.engines.plausible import (
     LARGEST,
     UPDATE_LIMIT,
     Declared,
+    OutOfRange,
     check_values,
     lengths,
+    tamed,
     too_long,
     usual_size,
     widest,
@@ -72,6 +74,7 @@ class Failure(NamedTuple):
 
     kind: str
     reason: str
+    too_large: bool = False  # a number of the reply was above the range
 
 
 def failure_in(head: Mapping[str, object]) -> Failure:
@@ -286,9 +289,9 @@ class Remote:
                 # Also a disclosed field has the template's shape: replies must fit together.
                 check_like(reply, template, free={})
                 check_values(reply, self.sites[site], epochs, largest * widest(received[site]))
-                arrived[site] = reply
+                arrived[site] = tamed(reply)
             except WireError as error:
-                failures[site] = Failure(BAD, one_line(error))
+                failures[site] = Failure(BAD, one_line(error), isinstance(error, OutOfRange))
             except Exception as error:  # whatever one site sends, the others continue
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)

@@ -11,6 +11,7 @@ from the data that the site declared and from training like that of the other si
   the site declared. A part without nodes has no AUC.
 - No number is above one range for all sites (`largest`). A received message with a number above 1
   widens it as often: an honest reply to a model that another site spoilt is as large.
+- A loss is cut to the range (`tamed`), because it grows faster than the model, by its depth.
 - An update (trained minus received model) is at most `limit` times as long as the median of the
   other sites', or at most as long as the received model plus one. Any other field of numbers is at
   most `limit` times as long as the median, or as `PER_NODE` times the median of declared nodes.
@@ -21,7 +22,7 @@ from the data that the site declared and from training like that of the other si
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -41,6 +42,10 @@ UPDATE_LIMIT = 100.0
 FEWEST = 3  # other sites whose earlier replies decide about a site that is alone in a step
 
 
+class OutOfRange(WireError):
+    """A number above the range. If most sites send one, the model that they received was bad."""
+
+
 class Declared(NamedTuple):
     """The sizes that a site declared when it joined; zeros if they stay at the site."""
 
@@ -49,7 +54,7 @@ class Declared(NamedTuple):
 
 
 def usual_size(sites: Iterable[Declared]) -> float:
-    """The largest number that is usual in a sum over nodes; no single site decides it."""
+    """The largest number that is usual in a sum over nodes; of three sites, none decides it."""
     return PER_NODE * max(1, median(site.nodes for site in sites))
 
 
@@ -67,16 +72,31 @@ def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARG
             _refuse(name, leaf, int(field in WEIGHTS), most, total=True)
         elif field == "steps":
             _refuse(name, leaf, 1, epochs * max(1, site.nodes))
-        elif leaf.is_floating_point():
-            _refuse(name, leaf, -largest, largest)
+        elif leaf.is_floating_point() and not isinstance(reply, Scores):
+            _refuse(name, leaf, -largest, largest, error=OutOfRange)
 
 
-def _refuse(name: str, leaf: Tensor, least: float, most: float, *, total: bool = False) -> None:
+def tamed(reply: Tree) -> Tree:
+    """The reply with a loss in the range, which no site is left out for."""
+    if not isinstance(reply, Scores):
+        return reply
+    return replace(reply, loss=reply.loss.clamp(-LARGEST, LARGEST))
+
+
+def _refuse(
+    name: str,
+    leaf: Tensor,
+    least: float,
+    most: float,
+    *,
+    total: bool = False,
+    error: type[WireError] = WireError,
+) -> None:
     low, high = leaf.double().min(), leaf.double().sum() if total else leaf.double().max()
     if low < least or high > most:
         found = f"{low:g}" if low < least else f"{high:g}"
         plausible = f"a plausible value is from {least:g} to {most:g}"
-        raise WireError(f"a reply was refused: '{name}' is {found}; {plausible}")
+        raise error(f"a reply was refused: '{name}' is {found}; {plausible}")
 
 
 def _check_scores(scores: Scores, site: Declared) -> None:
