@@ -593,6 +593,25 @@ def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("content", [None, b"", b"junk"])
+def test_a_damaged_earlier_checkpoint_replaces_nothing(content, make_room):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=4, set=SMALL)
+    order = msgspec.structs.replace(order, update_limit=1e9)
+    with pytest.raises(Diverged):
+        room.run(order, room.fleet(poison))
+    earlier = room.folder / "server" / "earlier" / "0.atoll"
+    earlier.unlink()
+    if content is not None:
+        earlier.write_bytes(content)
+    room.run(msgspec.structs.replace(order, without=("site-3",)), room.fleet())
+    events = [json.loads(line) for line in audit(room).splitlines()]
+    found = [event for event in events if "back" in event["event"]]
+    assert [event["event"] for event in found] == ["not back before divergence"]
+    assert "0.atoll" in found[0]["reason"]
+    assert [e["round"] for e in events if e["event"] == "round"] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("quorum", [1, 2, 3])
 def test_training_that_diverges_at_most_sites_ends_the_run_whatever_the_quorum(quorum, make_room):
     """Else the run continues with the site that spoilt the model."""

@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 import torch
 
-from atoll.core.errors import AtollError, ClientLost, ServerDiverged
+from atoll.core.errors import AtollError, ClientLost, DataError, ServerDiverged
 from atoll.core.files import write_atomically
 from atoll.deploy.activity import ServerRun
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.site import owners
 from atoll.engines import fleet as remote
 from atoll.engines.clients import Backend
+from atoll.engines.codec import load_checkpoint
 from atoll.engines.ledger import Ledger
 from atoll.engines.wire import make_probe
 from atoll.experiment.config import RunConfig, config_text
@@ -119,10 +120,7 @@ class FederatedRun(Run):
         self.checkpoint, self.earlier = checkpoint, earlier / f"{wanted.seed}.atoll"
         self.mark = earlier / f"{wanted.seed}.diverged"
         if wanted.order.without and self.mark.exists():
-            if self.earlier.exists():
-                os.replace(self.earlier, checkpoint)
-            wanted.audit.note("back before divergence", round=self.mark.read_text())
-            self.mark.unlink()
+            self._go_back()
         failures = self._begin_at(
             [name for name in self.simulation.engine.names if name not in out]
         )
@@ -132,6 +130,18 @@ class FederatedRun(Run):
             raise remote.SitesFailed(refused)
         self._leave_out(failures, -1)
         super().start_from(checkpoint, fingerprint)
+
+    def _go_back(self) -> None:
+        """Continue from the round before the divergence, if its checkpoint is intact."""
+        note = self.experiment.audit.note
+        try:
+            load_checkpoint(self.earlier)
+        except DataError as error:
+            note("not back before divergence", reason=str(error))
+        else:
+            os.replace(self.earlier, self.checkpoint)
+            note("back before divergence", round=self.mark.read_text(errors="replace")[:20])
+        self.mark.unlink()
 
     def _begin_at(self, sites: list[str]) -> dict[str, remote.Failure]:
         """Let the sites build the method. Return the failed sites."""
@@ -152,9 +162,11 @@ class FederatedRun(Run):
         self._whole(super().one_round, self.history.rounds)
         # The file still contains the previous round. Keep it in case the next round diverges.
         self.earlier.parent.mkdir(exist_ok=True)
-        self.earlier.unlink(missing_ok=True)
+        new = self.earlier.with_suffix(".new")
+        new.unlink(missing_ok=True)
         try:
-            os.link(self.checkpoint, self.earlier)
+            os.link(self.checkpoint, new)
+            os.replace(new, self.earlier)
         except OSError:  # some network disks have no hard links
             write_atomically(self.earlier, self.checkpoint.read_bytes())
 
