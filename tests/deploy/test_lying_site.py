@@ -19,7 +19,7 @@ from safetensors.torch import save
 from atoll.core.task import Scores
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.coordinator import outcome
-from atoll.deploy.federated import Diverged
+from atoll.deploy.federated import Diverged, Returns
 from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import Packet
 from atoll.engines.plausible import LARGEST
@@ -479,6 +479,36 @@ def test_an_error_of_any_kind_becomes_an_outcome(make_room, caplog):
     assert ended["status"] == "failed"
     assert ended["reason"] == "the server failed (RuntimeError: out of luck); its log has more"
     assert "out of luck" in caplog.text
+
+
+@pytest.mark.parametrize("phase", ["begin", "score"])
+def test_a_site_that_returns_and_fails_each_time_waits_longer(phase, make_room):
+    """It answers every ping, and costs a deadline for each return."""
+    room, rounds, begun = make_room(small_federation()), 30, []
+    fleet = room.fleet()
+    fleet.returned.add(LIAR)
+
+    def tamper(site, question, answer):
+        head = question.head
+        if site != LIAR or phase not in (head["do"], head.get("step")):
+            return answer
+        begun.append(head)
+        return answer if len(begun) == 1 else None
+
+    fleet.tamper = tamper
+    room.run(room.order("fedavg", rounds=rounds, set=SMALL, epochs=1), fleet)
+    assert len(begun) <= 10
+    assert fleet.calls.count(("site-1", "train")) <= rounds + 10
+
+
+def test_a_site_that_stayed_long_enough_returns_at_once():
+    returns = Returns()
+    for number, wait in enumerate([1, 1, 1, 2, 4, 8]):
+        returns.lost(LIAR, 100 * number)
+        assert returns.next[LIAR] == 100 * number + wait
+        returns.back(LIAR, 100 * (number + 1) - 1)
+    returns.lost(LIAR, 700)
+    assert returns.next[LIAR] == 701
 
 
 SHAPES = {

@@ -55,6 +55,32 @@ class Diverged(AtollError):
         super().__init__(f"round {round}: {problem}; {cause}; {hint}")
 
 
+STEADY = 10  # complete rounds after which the failed returns of a site are forgotten
+SOON = 3  # failed returns of a site until it has to wait
+
+
+class Returns:
+    """When a lost site may come back: each failed return after `SOON` doubles its wait.
+
+    Else a site that answers each ping and no step would cost one deadline in every round.
+    """
+
+    def __init__(self) -> None:
+        self.since: dict[str, int] = {}  # the round of the last return
+        self.failed: dict[str, int] = {}  # returns that ended early
+        self.next: dict[str, int] = {}  # the first round in which the site may return
+
+    def lost(self, site: str, round: int) -> None:
+        """Count a failed return, unless the site stayed long enough or was never back."""
+        short = round - self.since.get(site, -STEADY) < STEADY
+        self.failed[site] = failed = self.failed.get(site, 0) + 1 if short else 0
+        self.next[site] = round + (1 if failed < SOON else 2 ** (failed - SOON + 1))
+
+    def back(self, site: str, round: int) -> None:
+        """Note that a site is back."""
+        self.since[site] = round
+
+
 def no_history(roster: remote.Roster) -> History:
     """Return the history of a run before its first round."""
     return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
@@ -115,6 +141,7 @@ class FederatedRun(Run):
     def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
         """Let the sites build the method, and start or continue the run."""
         assert checkpoint is not None
+        self.returns = Returns()
         wanted, out = self.experiment, self.simulation.out
         earlier = checkpoint.parent.parent / "earlier"
         self.checkpoint, self.earlier = checkpoint, earlier / f"{wanted.seed}.atoll"
@@ -208,6 +235,7 @@ class FederatedRun(Run):
         wanted, out = self.experiment, self.simulation.out
         for site, why in failures.items():
             out[site] = why
+            self.returns.lost(site, round)
             wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
         sites, kinds = len(self.simulation.federation), Counter(why.kind for why in out.values())
         spoilt = sum(why.kind == remote.DIVERGED or why.too_large for why in out.values())
@@ -222,10 +250,15 @@ class FederatedRun(Run):
 
     def _welcome_back(self) -> None:
         """Include lost sites that answer again, starting with this round."""
-        out, note = self.simulation.out, self.experiment.audit.note
+        out, round, returns = self.simulation.out, self.history.rounds, self.returns
         for site, why in list(out.items()):
-            if why.kind == remote.LOST and self.experiment.fleet.back(site):
-                out |= self._begin_at([site])
-                if out[site] is why:
-                    del out[site]
-                    note("back", site=site, round=self.history.rounds)
+            waits = why.kind != remote.LOST or round < returns.next.get(site, 0)
+            if waits or not self.experiment.fleet.back(site):
+                continue
+            returns.back(site, round)
+            out |= self._begin_at([site])
+            if out[site] is why:
+                del out[site]
+                self.experiment.audit.note("back", site=site, round=round)
+            else:
+                returns.lost(site, round)
