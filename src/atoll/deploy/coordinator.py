@@ -79,6 +79,11 @@ class Order(
     update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the other norms
     without: tuple[str, ...] = ()  # sites that the administrator excluded
 
+    @property
+    def members(self) -> dict[int, str]:
+        """The sites that take part, by their positions."""
+        return {i: site for i, site in enumerate(self.sites) if site not in self.without}
+
 
 @dataclass(frozen=True)
 class Settled:
@@ -218,7 +223,7 @@ def agree(
     if head["encoder"] == "pooled":
         hint = "use federated or local"
         raise ConfigError(f"--encoder pooled is for simulations: no server sees all rows; {hint}")
-    asked = [site for site in order.sites if site not in order.without]
+    asked = [*order.members.values()]
     replies, failures = fleet.map(
         "hello", dict.fromkeys(asked, remote.Packet(head, b"")), order.join
     )
