@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from atoll.core.errors import ConfigError
 from atoll.core.task import Scores
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.coordinator import outcome
@@ -479,6 +480,20 @@ def test_an_error_of_any_kind_becomes_an_outcome(make_room, caplog):
     assert ended["status"] == "failed"
     assert ended["reason"] == "the server failed (RuntimeError: out of luck); its log has more"
     assert "out of luck" in caplog.text
+
+
+def test_a_site_with_more_nodes_than_fit_into_the_servers_memory_is_named(make_room, monkeypatch):
+    """The server of FedGNN sorts as many keys for each site as the largest one counts."""
+    monkeypatch.setattr("atoll.deploy.coordinator.available_memory", lambda: 1 << 30)
+    room = make_room(small_federation())
+
+    def lie(site, question, answer):
+        many = site == LIAR and question.head["do"] == "hello"
+        return Packet({**answer.head, "nodes": 1 << 23}, answer.body) if many else answer
+
+    with pytest.raises(ConfigError, match="site-3 counts 8388608 nodes: their keys need 2 GiB on"):
+        room.run(room.order("fedgnn", rounds=1, set=SMALL), room.fleet(lie))
+    make_room(small_federation(), "other").run(room.order("fedavg", rounds=1, set=SMALL))
 
 
 @pytest.mark.parametrize("phase", ["begin", "score"])

@@ -51,7 +51,7 @@ from atoll.engines.plausible import UPDATE_LIMIT
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder, read_json
-from atoll.experiment.hardware import tuned_process
+from atoll.experiment.hardware import available_memory, tuned_process
 from atoll.experiment.history import (
     bins_metric,
     metric_of,
@@ -102,6 +102,7 @@ class Settled:
         config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
         method = build_method(config, roster.features, roster.classes, roster.task.name)
         check_memory(method.net)
+        check_keys(method, roster)
         if config.class_weights is not None:
             parse_class_weights(config.class_weights, roster.classes)
         return Settled(roster, config, rules, method)
@@ -132,6 +133,17 @@ class Settled:
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(roster), federated=True),
         )
+
+
+def check_keys(method: Method, roster: remote.Roster) -> None:
+    """Refuse a site whose nodes would not fit into the server's memory with this method."""
+    most = max(roster.nodes)
+    needs, free = method.bytes_per_node * most * len(roster), available_memory()
+    if needs > free:
+        site = roster.names[roster.nodes.index(most)]
+        room = f"{needs / 2**30:.3g} GiB on the server, but {free / 2**30:.3g} GiB are free"
+        hint = "leave it out, or choose another method"
+        raise ConfigError(f"{site} counts {most} nodes: their keys need {room}; {hint}")
 
 
 def coordinate(
@@ -229,7 +241,7 @@ def agree(
     )
     joined, versions, told = {}, {}, {}
     for site, packet in replies.items():
-        versions[site] = str(packet.head.pop("atoll", "older"))[:40]
+        versions[site] = remote.one_line(packet.head.pop("atoll", "older"), 40)
         try:
             summary = msgspec.convert(packet.head, SiteSummary)
             if keeps_scores(config.dp):  # sizes stay at the sites, so ignore any that a site sends
@@ -246,6 +258,8 @@ def agree(
     if encoder:
         joined = {site: encoded(joined[site], told[site], encoder) for site in joined}
     sites = known or joined
+    if known:
+        _need_all(order, known)
     for site, now in joined.items():
         if sites[site] != now:
             reason = "its data are not those that the run began with"
@@ -266,9 +280,13 @@ def agree(
     return _roster(order, config, sites), dict(failures)
 
 
-def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
+def _need_all(order: Order, sites: Mapping[str, SiteSummary]) -> None:
     if lacking := [name for name in order.sites if name not in sites]:
         raise DataError(f"{ROSTER} of the run lacks site {lacking[0]}; restore it from a backup")
+
+
+def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
+    _need_all(order, sites)
     every = [sites[name] for name in order.sites]
     counts, nodes = tuple(site.counts for site in every), tuple(site.nodes for site in every)
     shape = (every[0].features, every[0].classes, task_named(every[0].task))
