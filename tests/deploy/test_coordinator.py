@@ -688,3 +688,24 @@ def test_a_damaged_file_of_the_server_is_named_in_one_sentence(make_room, name, 
     (room.folder / "server" / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
         read_federated_result(order, room.folder / "server")
+
+
+def _lacks(text):
+    return json.dumps({k: v for k, v in json.loads(text).items() if k != "site-3"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("roster.json", _lacks),
+        *(("encoder.json", lambda _, text=text: text) for text in (b"{", b"{}", b"\xff", b"[3]")),
+    ],
+)
+def test_a_damaged_file_of_a_resumed_run_is_named_in_one_sentence(make_room, name, change):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=1, set={"hidden": 4})
+    room.run(order)
+    file = room.folder / "server" / name
+    file.write_bytes(change(file.read_bytes() if file.exists() else b""))
+    with pytest.raises(DataError, match=rf"{name}.* restore it from a backup"):
+        room.run(order)

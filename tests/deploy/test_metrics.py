@@ -176,6 +176,8 @@ def test_a_port_in_use_and_no_port(kits):
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be used"):
             serving(kits["a"], port, list).__enter__()
+    with pytest.raises(ConfigError, match=r"port 99999 of 127.0.0.1 cannot be used"):
+        serving(kits["a"], 99999, list).__enter__()
     with serving(kits["a"], None, list), pytest.raises(urllib.error.URLError):
         get(port, "/health")
 

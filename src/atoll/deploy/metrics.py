@@ -229,8 +229,9 @@ def serving(kit: Path, port: int | None, pids: Callable[[], Sequence[int]]) -> I
 
     try:
         server = make_server(LOOPBACK, port, answer, _Server, _Handler)
-    except OSError as error:
-        why = f"port {port} of {LOOPBACK} cannot be used ({error.strerror})"
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        why = f"port {port} of {LOOPBACK} cannot be used ({reason})"
         raise ConfigError(f"{why}; choose another one for --metrics") from error
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
