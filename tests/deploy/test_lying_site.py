@@ -496,6 +496,16 @@ def test_a_site_with_more_nodes_than_fit_into_the_servers_memory_is_named(make_r
     make_room(small_federation(), "other").run(room.order("fedavg", rounds=1, set=SMALL))
 
 
+@pytest.mark.parametrize("step", ["count", "announce", "note", "embed"])
+def test_a_site_that_fails_before_twins_are_known_ends_no_run(step, make_room):
+    """All sites have the same graph, so that every node of FedGNN has twins."""
+    same = small_federation()
+    room = make_room(replace(same, graphs=same.graphs[:1] * 4))
+    fleet = room.fleet(tell(step, silent, first=-1))
+    room.run(room.order("fedgnn", rounds=2, set=SMALL, epochs=1), fleet)
+    assert [e["site"] for e in events(room) if e["event"] == "left out"] == [LIAR]
+
+
 @pytest.mark.parametrize("phase", ["begin", "score"])
 def test_a_site_that_returns_and_fails_each_time_waits_longer(phase, make_room):
     """It answers every ping, and costs a deadline for each return."""

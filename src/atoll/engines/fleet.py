@@ -74,7 +74,7 @@ class Failure(NamedTuple):
 
     kind: str
     reason: str
-    too_large: bool = False  # a number of the reply was above the range
+    too_large: bool = False  # a number or an update of the reply was too large
 
 
 def failure_in(head: Mapping[str, object]) -> Failure:
@@ -248,7 +248,7 @@ class Remote:
             now = {site: own[part] for site, own in norms.items() if part in own}
             before = self.lengths.setdefault((step, part), {})
             bad = too_long(now, self.update_limit, before)
-            found |= {site: Failure(BAD, reason) for site, reason in bad.items()}
+            found |= {site: Failure(BAD, reason, too_large=True) for site, reason in bad.items()}
             before |= {site: length for site, (length, _) in now.items() if site not in bad}
         return found
 

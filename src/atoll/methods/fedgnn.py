@@ -150,6 +150,9 @@ class FedGNN(Training):
         blank = torch.zeros(most, 0, device=clients.key.device)
         keys = clients.map(self.announce, ToAll(blank)).keys
         nodes, group, pairs = match(keys)
+        # A site may have failed before: its row stays empty.
+        none = nodes.new_full((clients.total, nodes.shape[1]), -1)
+        nodes, group = (put(none, clients.positions, found) for found in (nodes, group))
         if nodes.shape[1]:
             clients.map(self.note, ToEach(nodes))
         model = self.net.init(clients.key)
