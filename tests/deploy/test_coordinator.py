@@ -18,7 +18,8 @@ from atoll.core.errors import AtollError, DataError
 from atoll.core.method import declared_step
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.audit import check_audit
-from atoll.deploy.coordinator import Diverged, Order, TooFew, outcome, read_federated_result
+from atoll.deploy.coordinator import Order, outcome, read_federated_result
+from atoll.deploy.federated import Diverged, TooFew
 from atoll.deploy.noise import SECRET
 from atoll.deploy.policy import Policy, Refusal
 from atoll.deploy.site import Site
@@ -592,6 +593,40 @@ def test_a_run_that_diverges_everywhere_continues_from_before_without_a_site(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("content", [None, b"", b"junk"])
+def test_a_damaged_earlier_checkpoint_replaces_nothing(content, make_room):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=4, set=SMALL)
+    order = msgspec.structs.replace(order, update_limit=1e9)
+    with pytest.raises(Diverged):
+        room.run(order, room.fleet(poison))
+    earlier = room.folder / "server" / "earlier" / "0.atoll"
+    earlier.unlink()
+    if content is not None:
+        earlier.write_bytes(content)
+    room.run(msgspec.structs.replace(order, without=("site-3",)), room.fleet())
+    events = [json.loads(line) for line in audit(room).splitlines()]
+    found = [event for event in events if "back" in event["event"]]
+    assert [event["event"] for event in found] == ["not back before divergence"]
+    assert "0.atoll" in found[0]["reason"]
+    assert [e["round"] for e in events if e["event"] == "round"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_training_that_diverges_at_most_sites_ends_the_run_whatever_the_quorum(quorum, make_room):
+    """Else the run continues with the site that spoilt the model."""
+    room = make_room(small_federation())
+
+    def diverge(site, question, answer):
+        late = question.head.get("step") == "train" and question.head["round"] == 1
+        failed = Packet({"failure": "diverged", "reason": "training diverged"}, b"")
+        return failed if late and site != "site-3" else answer
+
+    with pytest.raises(Diverged, match="round 1: training diverged at 3 of 4 sites"):
+        room.run(room.order("fedavg", rounds=3, set=SMALL, quorum=quorum), room.fleet(diverge))
+    assert (room.folder / "server" / "earlier" / "0.diverged").exists()
+
+
 def test_a_model_that_a_round_before_spoilt_ends_the_run_once_and_is_taken_back(
     make_room, monkeypatch
 ):
@@ -653,3 +688,24 @@ def test_a_damaged_file_of_the_server_is_named_in_one_sentence(make_room, name, 
     (room.folder / "server" / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
         read_federated_result(order, room.folder / "server")
+
+
+def _lacks(text):
+    return json.dumps({k: v for k, v in json.loads(text).items() if k != "site-3"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("roster.json", _lacks),
+        *(("encoder.json", lambda _, text=text: text) for text in (b"{", b"{}", b"\xff", b"[3]")),
+    ],
+)
+def test_a_damaged_file_of_a_resumed_run_is_named_in_one_sentence(make_room, name, change):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=1, set={"hidden": 4})
+    room.run(order)
+    file = room.folder / "server" / name
+    file.write_bytes(change(file.read_bytes() if file.exists() else b""))
+    with pytest.raises(DataError, match=rf"{name}.* restore it from a backup"):
+        room.run(order)

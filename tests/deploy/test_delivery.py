@@ -266,6 +266,14 @@ def test_the_same_model_again_changes_nothing_and_a_lost_site_gets_it_later(tria
     assert len(trial.sites["site-1"].audit.events(event="delivered")) == 1
 
 
+def test_an_excluded_site_gets_no_model(trial):
+    assert trial.run() == {}
+    order = msgspec.structs.replace(trial.order("fedavg", "run", rounds=2), without=("site-2",))
+    fleet = LocalFleet(trial.sites)
+    assert deliver(order, fleet, trial.folder(), Signer(trial.kits / "server")) == {}
+    assert [site for site, step in fleet.calls] == ["site-1", "site-3", "site-4"]
+
+
 def test_an_older_site_is_named(trial):
     older = Packet({"failure": "bad", "reason": "'deliver' is nothing that a site does"}, b"")
     found = trial.run(tamper=lambda site, q, a: (

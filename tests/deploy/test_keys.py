@@ -11,7 +11,14 @@ import pytest
 
 from atoll.core.errors import AtollError
 from atoll.deploy import keys
-from atoll.deploy.kits import ADMIN, CLASSES, about_kit, certificate_days, write_settings
+from atoll.deploy.kits import (
+    ADMIN,
+    CLASSES,
+    about_kit,
+    certificate_days,
+    provision,
+    write_settings,
+)
 
 PASSPHRASE = "correct horse battery"
 OTHER = {"name": "x@y.org", "type": "admin", "org": "y", "role": "lead"}
@@ -83,7 +90,8 @@ def test_a_renewed_kit_has_a_new_key_and_keeps_the_rest(founded: Path, joined: P
     before = (joined / "startup" / "client.key").read_bytes()
     request = keys.make_request(joined)
     refused("holds a key that waits", keys.make_request, joined)
-    wrong = keys.approve(founded, request, PASSPHRASE)
+    refused("'bank-a' is already a member .* --renew", keys.approve, founded, request, PASSPHRASE)
+    wrong = keys.approve(founded, request, PASSPHRASE, renew=True)
     assert (joined / "startup" / "client.key").read_bytes() == before
     keys.join(joined, wrong)
     assert (joined / "startup" / "client.key").read_bytes() != before
@@ -196,3 +204,36 @@ def test_a_site_joins_only_the_root_it_was_told_of(
     assert resources["class_allow_list"] == CLASSES["site"]
     approved = about_kit(founded / "admin")["sites"]
     assert approved == ["bank-a", "bank-b"]
+
+
+def test_names_of_members_and_removed_sites_stay_with_the_root(founded, joined, tmp_path) -> None:
+    """Also where the administrator's kit is on another machine."""
+    home = tmp_path / "home"
+    shutil.copytree(founded, home, ignore=shutil.ignore_patterns("admin"))
+    other = keys.make_request(tmp_path / "thief", "bank-a")
+    waiting = (home / "approved" / "bank-a.signed.zip").read_bytes()
+    refused("'bank-a' is already a member", keys.approve, home, other, PASSPHRASE)
+    assert (home / "approved" / "bank-a.signed.zip").read_bytes() == waiting
+    assert keys.note_removed(home, "bank-a")
+    refused("was removed", keys.approve, home, other, PASSPHRASE, renew=True)
+    assert not keys.note_removed(tmp_path, "bank-a")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff\xfe", b'{"server": []}'])
+@pytest.mark.parametrize("name", ["profile.yaml", keys.MEMBERS])
+def test_a_damaged_file_of_the_root_is_one_sentence(
+    founded, joined, tmp_path, name, content
+) -> None:
+    root = shutil.copytree(founded / keys.ROOT, tmp_path / "home" / keys.ROOT)
+    request = keys.make_request(tmp_path / "site", "bank-x")
+    (root / name).write_bytes(content)
+    if name == keys.MEMBERS and content.startswith(b"{") and len(content) > 1:
+        return  # an empty list of members, or one with more fields
+    refused(f"{name}' cannot be read", keys.approve, tmp_path / "home", request, PASSPHRASE)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999])
+def test_a_port_that_does_not_exist_is_refused(tmp_path, port) -> None:
+    refused(f"{port} is not a port", keys.found, tmp_path / "f", PASSPHRASE, port=port)
+    refused(f"{port} is not a port", provision, tmp_path / "f", ["a"], port=port)
+    assert not (tmp_path / "f").exists()

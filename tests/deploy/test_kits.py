@@ -191,3 +191,12 @@ def test_a_start_with_other_data_does_not_move_the_audit_log(tmp_path):
     file.write_text("{")
     with pytest.raises(ConfigError, match=r"atoll\.json' cannot be read"):
         state_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff\xfe\x00", b'{"components": [3]}'])
+@pytest.mark.parametrize("name", ["kit.json", "local/resources.json"])
+def test_a_damaged_file_of_a_kit_is_named_in_one_sentence(tmp_path, name, content):
+    kit = provision(tmp_path / "kits", ["a"], port=12345)["server"]
+    (kit / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name}' .*; restore it from a backup"):
+        state_folder(kit) and server_command(kit)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -19,6 +21,7 @@ from atoll.deploy.local import (
     check_port,
     environment,
     free_port,
+    locked,
     lost_session,
     marked,
     refusal,
@@ -52,6 +55,28 @@ def test_a_kit_serves_one_process_until_that_has_ended(tmp_path):
         first.kill()
         first.wait()
         processes.start("two", sleep, tmp_path / "two.log", tmp_path)
+
+
+def test_a_kit_waits_for_the_jobs_of_a_killed_process(tmp_path, monkeypatch):
+    """FLARE's jobs inherit the lock, and need some seconds to end after their parent."""
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    child = f"import subprocess, sys; subprocess.Popen({sleep}, close_fds=False).wait()"
+    monkeypatch.setattr("atoll.deploy.local.ENDING", 0.5)
+    with Processes() as processes:
+        first = processes.start("one", [sys.executable, "-c", child], tmp_path / "log", tmp_path)
+        end = time.monotonic() + 20
+        while len(processes.alive()) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        (job,) = set(processes.alive()) - {first.pid}
+        first.kill()
+        first.wait()
+        says = f"in use: process {first.pid} was killed, and one of its jobs .* again in a minute"
+        with pytest.raises(ConfigError, match=says), locked(tmp_path):
+            pass
+        monkeypatch.setattr("atoll.deploy.local.ENDING", 20.0)
+        threading.Timer(0.5, os.kill, (job, signal.SIGKILL)).start()
+        with locked(tmp_path):
+            pass
 
 
 def test_a_port_that_is_taken_is_refused():

@@ -10,15 +10,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
 
+from atoll.core.errors import ConfigError
 from atoll.core.task import Scores
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.coordinator import outcome
+from atoll.deploy.federated import Diverged, Returns
 from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import Packet
+from atoll.engines.plausible import LARGEST
 from atoll.methods import METHODS
 from atoll.testing import small_federation
 from tests.deploy.test_coordinator import SHORTER, SMALL, audit, without
@@ -134,7 +139,6 @@ SCORE = {
     "confusion huge": body(scores(confusion=set_all(10**9))),
     "confusion one too many": body(scores(confusion=lambda x: x + 1)),
     "loss nan": body(scores(loss=set_all(torch.nan))),
-    "loss 1e30": body(scores(loss=set_all(1e30))),
     "auc 7": body(scores(auc=set_all(7.0))),
     "scores of fewer classes": body(scores(confusion=lambda x: x[:, :2, :2])),
     "scores cut": raw(lambda data: data[:-3]),
@@ -147,12 +151,12 @@ def events(room):
     return [json.loads(line) for line in audit(room).splitlines()]
 
 
-def tell(step, lie, first=1):
+def tell(step, lie, first=1, liar=LIAR):
     """A tamper: the liar lies in a step, from a round on."""
 
     def tamper(site, question, answer):
         head = question.head
-        lies = site == LIAR and head.get("step") == step and head.get("round", -9) >= first
+        lies = site == liar and head.get("step") == step and head.get("round", -9) >= first
         return lie(question, answer) if lies else answer
 
     return tamper
@@ -207,6 +211,60 @@ def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room):
         room.order("fediih", rounds=2, set=SMALL), room.fleet(tell("train", body(lie), first=0))
     )
     assert {e["site"] for e in events(room) if e["event"] == "left out"} == {LIAR}
+
+
+@pytest.mark.parametrize("value", [1e30, -3e38])
+def test_a_loss_leaves_no_site_out_and_counts_as_one_in_the_range(value, make_room):
+    room = make_room(small_federation())
+    lie = tell("score", body(scores(loss=set_all(value))))
+    result = room.run(room.order("fedavg", rounds=ROUNDS, set=SMALL), room.fleet(lie))
+    assert "left out" not in audit(room)
+    found = result.seeds[0].history.scores["deployed"]
+    assert np.nanmax(np.abs(np.stack(found))) == LARGEST
+
+
+def poisoned(growth):
+    """A tamper: the liar's update is as long as the limit allows and drives the model up."""
+
+    def tamper(site, question, answer):
+        if site != LIAR:
+            return answer
+        if question.head["do"] == "hello":
+            return Packet({**answer.head, "nodes": 1 << 26}, answer.body)
+        if question.head.get("step") != "train" or "failure" in answer.head:
+            return answer
+        got, reply = decode(question.body), decode(answer.body)
+        flat = torch.cat([leaf.flatten() for leaf in leaves(got)])
+        more = growth * float(flat.norm() + 1) / len(flat) ** 0.5
+        moved = tree_map(lambda leaf: leaf + more * torch.where(leaf >= 0, 1.0, -1.0), got)
+        weight = torch.full_like(reply.weight, float(1 << 26))
+        return Packet(answer.head, encode(type(reply)(moved, weight)))
+
+    return tamper
+
+
+def test_a_model_that_grows_drives_no_honest_site_out(make_room):
+    """The loss grows with the depth's power of the model, and the range only with the model."""
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=25, set=SMALL, epochs=1, quorum=1)
+    room.run(order, room.fleet(poisoned(0.999)))
+    assert "left out" not in audit(room)
+
+
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_replies_of_most_sites_above_the_range_mark_the_run_as_diverged(quorum, make_room):
+    room = make_room(small_federation())
+    order = room.order("fedavg", rounds=3, set=SMALL, quorum=quorum)
+
+    def spoilt(site, question, answer):
+        late = question.head.get("step") == "train" and question.head["round"] == 2
+        lie = body(model(set_all(3e37)))
+        return lie(question, answer) if late and site != LIAR else answer
+
+    with pytest.raises(Diverged, match="round 2: training diverged at 3 of 4 sites"):
+        room.run(order, room.fleet(spoilt))
+    room.run(msgspec.structs.replace(order, without=(LIAR,)), room.fleet())
+    assert "back before divergence" in audit(room)
 
 
 def test_a_site_alone_in_a_round_drives_no_honest_site_out(make_room):
@@ -422,3 +480,94 @@ def test_an_error_of_any_kind_becomes_an_outcome(make_room, caplog):
     assert ended["status"] == "failed"
     assert ended["reason"] == "the server failed (RuntimeError: out of luck); its log has more"
     assert "out of luck" in caplog.text
+
+
+def test_a_site_with_more_nodes_than_fit_into_the_servers_memory_is_named(make_room, monkeypatch):
+    """The server of FedGNN sorts as many keys for each site as the largest one counts."""
+    monkeypatch.setattr("atoll.deploy.coordinator.available_memory", lambda: 1 << 30)
+    room = make_room(small_federation())
+
+    def lie(site, question, answer):
+        many = site == LIAR and question.head["do"] == "hello"
+        return Packet({**answer.head, "nodes": 1 << 23}, answer.body) if many else answer
+
+    with pytest.raises(ConfigError, match="site-3 counts 8388608 nodes: their keys need 2 GiB on"):
+        room.run(room.order("fedgnn", rounds=1, set=SMALL), room.fleet(lie))
+    make_room(small_federation(), "other").run(room.order("fedavg", rounds=1, set=SMALL))
+
+
+@pytest.mark.parametrize("step", ["count", "announce", "note", "embed"])
+def test_a_site_that_fails_before_twins_are_known_ends_no_run(step, make_room):
+    """All sites have the same graph, so that every node of FedGNN has twins."""
+    same = small_federation()
+    room = make_room(replace(same, graphs=same.graphs[:1] * 4))
+    fleet = room.fleet(tell(step, silent, first=-1))
+    room.run(room.order("fedgnn", rounds=2, set=SMALL, epochs=1), fleet)
+    assert [e["site"] for e in events(room) if e["event"] == "left out"] == [LIAR]
+
+
+@pytest.mark.parametrize("phase", ["begin", "score"])
+def test_a_site_that_returns_and_fails_each_time_waits_longer(phase, make_room):
+    """It answers every ping, and costs a deadline for each return."""
+    room, rounds, begun = make_room(small_federation()), 30, []
+    fleet = room.fleet()
+    fleet.returned.add(LIAR)
+
+    def tamper(site, question, answer):
+        head = question.head
+        if site != LIAR or phase not in (head["do"], head.get("step")):
+            return answer
+        begun.append(head)
+        return answer if len(begun) == 1 else None
+
+    fleet.tamper = tamper
+    room.run(room.order("fedavg", rounds=rounds, set=SMALL, epochs=1), fleet)
+    assert len(begun) <= 10
+    assert fleet.calls.count(("site-1", "train")) <= rounds + 10
+
+
+def test_a_site_that_stayed_long_enough_returns_at_once():
+    returns = Returns()
+    for number, wait in enumerate([1, 1, 1, 2, 4, 8]):
+        returns.lost(LIAR, 100 * number)
+        assert returns.next[LIAR] == 100 * number + wait
+        returns.back(LIAR, 100 * (number + 1) - 1)
+    returns.lost(LIAR, 700)
+    assert returns.next[LIAR] == 701
+
+
+SHAPES = {
+    "empty": lambda leaf: leaf[:0],
+    "a row": lambda leaf: leaf[:1],
+    "longer": lambda leaf: torch.cat([leaf, leaf]),
+    "more axes": lambda leaf: leaf[None],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("method", "settings", "step", "part"),
+    [
+        ("moon", {}, "train", "model"),
+        ("scaffold", {"option": "I"}, "train", "control"),
+        ("fedgnn", {}, "announce", "keys"),
+    ],
+)
+def test_a_disclosed_field_of_another_shape_is_refused(
+    method, settings, step, part, shape, make_room
+):
+    """Also in a round with only one site, and if the liar is the first of two."""
+    change = SHAPES[shape]
+
+    def lie(reply):
+        return replace(reply, **{part: tree_map(change, getattr(reply, part))})
+
+    for number, more in enumerate(({"fraction": 0.25, "rounds": 6}, {"rounds": 2})):
+        room = make_room(small_federation(), f"room-{number}")
+        order = room.order(method, set={**SMALL, **settings}, epochs=1, **more)
+        room.run(order, room.fleet(tell(step, body(lie), first=-1)))
+        assert [e["site"] for e in events(room) if e["event"] == "left out"] == [LIAR]
+    room = make_room(small_federation((13, 9)), "pair")
+    fleet = room.fleet(tell(step, body(lie), first=-1, liar="site-1"))
+    room.run(room.order(method, set={**SMALL, **settings}, epochs=1, rounds=2, quorum=1), fleet)
+    assert [e["site"] for e in events(room) if e["event"] == "left out"] == ["site-1"]

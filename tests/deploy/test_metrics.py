@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,8 @@ def test_a_port_in_use_and_no_port(kits):
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be used"):
             serving(kits["a"], port, list).__enter__()
+    with pytest.raises(ConfigError, match=r"port 99999 of 127.0.0.1 cannot be used"):
+        serving(kits["a"], 99999, list).__enter__()
     with serving(kits["a"], None, list), pytest.raises(urllib.error.URLError):
         get(port, "/health")
 
@@ -187,3 +189,50 @@ def test_a_slow_client_is_dropped_without_a_word(kits, monkeypatch, capfd):
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
         assert client.recv(1) == b""  # the server has closed it
     assert capfd.readouterr().err == ""
+
+
+def test_an_alarm_about_a_file_stays_and_takes_no_other_number_away(tmp_path):
+    kit = provision(tmp_path / "kits", ["a"], port=free_port())["server"]
+    for name in ("good", "bad"):
+        log = Audit(kit / "atoll" / "runs" / name / "audit.jsonl")
+        log.note("round", seed=0, round=3, rounds=9)
+        log.note("round", seed=0, round="x" if name == "bad" else 4, rounds=9)
+    port = free_port()
+    with serving(kit, port, list):
+        for _ in range(3):  # the file is read once, but the alarm stays
+            found = scrape(port)
+            assert found["atoll_errors", "runs"] == 1
+            assert found["atoll_errors", "certificate"] == 0
+            assert found["atoll_run_round", "good"] == 4
+            assert found["atoll_run_round", "bad"] == 3
+        (kit / "startup").rename(kit / "elsewhere")
+        assert get(port, "/metrics")[0] == 200
+        assert scrape(port)["atoll_errors", "certificate"] == 1
+        (kit / "elsewhere").rename(kit / "startup")
+        assert scrape(port)["atoll_errors", "certificate"] == 0
+
+
+HOSTILE = (
+    b"\x00\xff\x16\x03\x01\r\n\r\n",
+    b"GET /metrics HTTP/9.9\r\n\r\n",
+    b"GET /metrics?" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+    b"GET /%00/../\xff%zz HTTP/1.1\r\n\r\n",
+    b"GET /metrics?name[]=%ff&name[]= HTTP/1.1\r\nAccept: \xff;q=x\r\n\r\n",
+    b"POST /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"POST /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n",
+    b"\r\n" * 50,
+)
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_bytes_end_the_pages_or_print_a_traceback(kits, data, capfd):
+    port = free_port()
+    with serving(kits["server"], port, list):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            line.sendall(data)
+            line.shutdown(socket.SHUT_WR)
+            with suppress(OSError):
+                line.recv(1 << 16)
+        assert get(port, "/metrics")[0] == 200
+    assert capfd.readouterr() == ("", "")

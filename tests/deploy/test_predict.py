@@ -128,3 +128,11 @@ def test_a_kit_that_names_no_data_cannot_join(trial):
     assert trial.run() == {}
     with pytest.raises(AtollError, match="names no data to join"):
         predict_at_site(trial.model(), trial.kits / "site-1", Path("new"), joined=True)
+
+
+def test_no_prediction_without_the_facts_that_the_site_wrote(trial):
+    """Else the server's own description of the model would count."""
+    trial.run()
+    (trial.model() / "seed-0" / "own.toml").unlink()
+    with pytest.raises(AtollError, match=r"lacks own.toml, which this site wrote; copy"):
+        predict_at_site(trial.model(), trial.kits / "site-1", Path("new"))

@@ -243,3 +243,19 @@ def test_a_job_that_another_administrator_continues_is_followed(tmp_path):
     supervised(desk, tmp_path)[0].run()
     assert desk.watched == ["0", "1"]
     assert len(desk.submitted) == 1
+
+
+def test_a_finished_run_is_not_submitted_again_for_a_site_that_was_excluded(tmp_path):
+    desk = FakeSession("finished", "finished", before=["FINISHED:COMPLETED"])
+    desk.undelivered = {"b": "it did not begin this run"}
+    supervisor, _ = supervised(desk, tmp_path, resuming=True)
+    supervisor.order = msgspec.structs.replace(supervisor.order, without=("b",))
+    supervisor.run()
+    assert not desk.submitted
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"e30", b"{}"])
+def test_a_damaged_order_is_one_sentence(tmp_path, content):
+    (tmp_path / "order").write_bytes(content)
+    with pytest.raises(ConfigError, match="order"):
+        read_saved_order(tmp_path)

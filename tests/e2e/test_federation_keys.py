@@ -41,7 +41,9 @@ class Federation:
         """Request, approval and certificate of a new site, or the renewal of one."""
         request = keys.make_request(self.kit(party), name)
         kind = "admin" if party == "admin" else "site"
-        signed = keys.approve(self.home, request, PASSPHRASE, days=days, kind=kind)
+        signed = keys.approve(
+            self.home, request, PASSPHRASE, days=days, kind=kind, renew=name is None
+        )
         keys.join(self.kit(party), signed, keys.read_approval(signed).fingerprint)
 
     def start(self, party: str, *, kit: Path | None = None) -> subprocess.Popen[bytes]:

@@ -244,6 +244,8 @@ class Method(ABC):
     )
     # Why a method without a field `aggregate` accepts no aggregation rule (`core.aggregate`).
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
+    # Memory that a server needs for each node, of as many as the largest client has, and client.
+    bytes_per_node: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         """Check every hyper-parameter. A method with more checks calls this first."""

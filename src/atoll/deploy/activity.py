@@ -59,6 +59,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset = path, 0
+        self.problem = ""  # the first event that cannot be used
 
     def events(self) -> Iterator[tuple[float, str, Json]]:
         """Yield time, kind and values of each new event. A half-written last line waits."""
@@ -68,20 +69,23 @@ class Log:
                 if not line.endswith(b"\n"):
                     break
                 self.offset += len(line)
-                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                with suppress(ValueError, KeyError, TypeError, RecursionError, OverflowError):
                     event = json.loads(line)
                     at, kind = datetime.fromisoformat(event["time"]), event["event"]
                     yield at.timestamp(), kind, event
 
     def add_events(self, add: Callable[[str, Json, float], None]) -> None:
-        """Pass on the new events. Raise an error if a field is missing: the file was changed."""
+        """Pass on the new events. Raise an error, now and later, if one of them cannot be used."""
         for at, kind, event in self.events():
             try:
                 add(kind, event, at)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 where = f"audit log {self.path} holds an event '{kind}' that cannot be used"
                 hint = "the file was changed; compare it with a backup"
-                raise DataError(f"{where} ({type(error).__name__}: {error}); {hint}") from error
+                found = f"{where} ({type(error).__name__}: {error}); {hint}"
+                self.problem = self.problem or found
+        if self.problem:
+            raise DataError(self.problem)
 
 
 class ServerRun(Log):
@@ -109,15 +113,16 @@ class ServerRun(Log):
                 peer.sent, peer.received = peer.sent + down, peer.received + up
                 peer.last = at if up else peer.last
         elif kind == "round":
-            run.done[event["seed"]], run.rounds = event["round"], event["rounds"]
-            run.epsilon = event.get("epsilon", run.epsilon)
+            run.done[event["seed"]], run.rounds = int(event["round"]), int(event["rounds"])
+            spent = event.get("epsilon", run.epsilon)
+            run.epsilon = None if spent is None else float(spent)
         elif kind == "finished":
             run.ended = True
         elif kind == "back":
             run.peer(event["site"]).out = ""
         elif "site" in event and "reason" in event:  # excluded later, or from the start
             peer = run.peer(event["site"])
-            peer.out = event["reason"]
+            peer.out = str(event["reason"])
             if "refused" in (kind, event.get("kind")):
                 peer.refusals += 1
             else:
@@ -131,9 +136,27 @@ class ServerActivity:
         self.folder, self.logs = state_folder(kit) / "runs", dict[str, ServerRun]()
 
     def read(self) -> list[RunActivity]:
+        """Return all runs. Raise an error if a log cannot be used."""
+        runs, problem = self.look()
+        if problem:
+            raise DataError(problem)
+        return runs
+
+    def look(self) -> tuple[list[RunActivity], str]:
+        """Return all runs, as far as their logs can be used, and the problem of a log or ""."""
         for folder in sorted(self.folder.glob("*/")):
             self.logs.setdefault(folder.name, ServerRun(folder))
-        return sorted((log.read() for log in self.logs.values()), key=lambda run: run.last)
+        found = [log.run for log in self.logs.values()]
+        problems = [why for log in self.logs.values() if (why := _problem(log))]
+        return sorted(found, key=lambda run: run.last), next(iter(problems), "")
+
+
+def _problem(log: ServerRun | SiteActivity) -> str:
+    try:
+        log.read()
+    except (DataError, OSError) as error:
+        return str(error)
+    return ""
 
 
 class SiteActivity(Log):
@@ -151,6 +174,11 @@ class SiteActivity(Log):
         self.add_events(self._add)
         return sorted(self.runs.values(), key=lambda run: run.last)
 
+    def look(self) -> tuple[list[RunActivity], str]:
+        """Return all runs, as far as the log can be used, and its problem or ""."""
+        problem = _problem(self)
+        return sorted(self.runs.values(), key=lambda run: run.last), problem
+
     def _add(self, kind: str, event: Json, at: float) -> None:
         name = event.get("run")
         if kind in ("begin", "sent") and isinstance(name, str):
@@ -160,12 +188,12 @@ class SiteActivity(Log):
                 run.peer(SERVER).sent += event["bytes"]
                 run.done[0] = max(run.done.get(0, 0), event["round"] + 1)
             if "release" in event:
-                self.releases[event["release"]] = event["noise"]
+                self.releases[event["release"]] = float(event["noise"])
                 self.private.add(name)
             elif kind == "sent" and not event.get("kept") and event.get("array_bytes", 1):
                 self.clear.add(name)
         elif kind == "refused":
-            self.refusals, self.last_refusal = self.refusals + 1, event["reason"]
+            self.refusals, self.last_refusal = self.refusals + 1, str(event["reason"])
         elif kind == "bad":
             self.failures += 1
 

@@ -55,7 +55,12 @@ def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) ->
         path.unlink(missing_ok=True)
     if is_new and told and all(told.values()):
         write_atomically(path, msgspec.json.encode(agree(told)))
-    return msgspec.json.decode(path.read_bytes(), type=list[Agreed]) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Agreed])
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"'{path}' cannot be read ({error}); restore it from a backup") from error
 
 
 def encoded(site: SiteSummary, told: list[Told], encoder: list[Agreed]) -> SiteSummary:

@@ -7,11 +7,8 @@ a run from its folder: the roster, a checkpoint per seed after every round, and 
 from __future__ import annotations
 
 import base64
-import json
 import logging
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,16 +16,12 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-import numpy as np
-import torch
 
 from atoll import __version__
 from atoll.core.errors import (
     AtollError,
-    ClientLost,
     ConfigError,
     DataError,
-    ServerDiverged,
     WireError,
 )
 from atoll.core.federation import Federation
@@ -49,33 +42,27 @@ from atoll.deploy.agreement import (
     read_told,
 )
 from atoll.deploy.audit import Audit, Json
+from atoll.deploy.federated import FederatedExperiment, TooFew, no_history
 from atoll.deploy.heads import check_name
 from atoll.deploy.lock import Busy, FolderLock
-from atoll.deploy.site import owners
 from atoll.engines import fleet as remote
-from atoll.engines.clients import Backend
 from atoll.engines.codec import load_checkpoint
-from atoll.engines.ledger import Ledger
 from atoll.engines.plausible import UPDATE_LIMIT
-from atoll.engines.wire import make_probe
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, config_text, make_config, parse_config, resolve
 from atoll.experiment.folder import RunFolder, read_json
-from atoll.experiment.hardware import tuned_process
+from atoll.experiment.hardware import available_memory, tuned_process
 from atoll.experiment.history import (
-    History,
     bins_metric,
     metric_of,
     positive_of,
     select_rule,
     selection_of,
-    validation_curve,
 )
 from atoll.experiment.privacy import keeps_scores, privacy_report, with_privacy
 from atoll.experiment.problem import name_configuration
 from atoll.experiment.protocols import Protocol
 from atoll.experiment.result import Result, SeedResult
-from atoll.experiment.rounds import Experiment, Run
 
 
 class Order(
@@ -92,24 +79,10 @@ class Order(
     update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the other norms
     without: tuple[str, ...] = ()  # sites that the administrator excluded
 
-
-class TooFew(ClientLost):
-    """Fewer sites than the quorum answered. The run is saved up to the last complete round."""
-
-    def __init__(self, order: Order, out: Mapping[str, remote.Failure]) -> None:
-        answer = f"{len(order.sites) - len(out)} of {len(order.sites)} sites answer"
-        why = "; ".join(f"{site}: {failure.reason}" for site, failure in out.items())
-        kept = "the run is saved up to the last complete round"
-        super().__init__(f"{answer}, but the quorum is {order.quorum} ({why}); {kept}")
-
-
-class Diverged(AtollError):
-    """Training diverged at most sites, so the model that they received was already bad."""
-
-    def __init__(self, round: int, problem: str) -> None:
-        cause = "an update that a site sent is the likely cause (audit.jsonl has their norms)"
-        hint = "continue without that site: atoll federate run --resume DIR --without SITE"
-        super().__init__(f"round {round}: {problem}; {cause}; {hint}")
+    @property
+    def members(self) -> dict[int, str]:
+        """The sites that take part, by their positions."""
+        return {i: site for i, site in enumerate(self.sites) if site not in self.without}
 
 
 @dataclass(frozen=True)
@@ -129,6 +102,7 @@ class Settled:
         config = msgspec.structs.replace(config, partition="given", split="given", ratios=None)
         method = build_method(config, roster.features, roster.classes, roster.task.name)
         check_memory(method.net)
+        check_keys(method, roster)
         if config.class_weights is not None:
             parse_class_weights(config.class_weights, roster.classes)
         return Settled(roster, config, rules, method)
@@ -159,6 +133,17 @@ class Settled:
             hyperparameters=asdict(self.method),
             privacy=privacy_report(config, ledgers, len(roster), federated=True),
         )
+
+
+def check_keys(method: Method, roster: remote.Roster) -> None:
+    """Refuse a site whose nodes would not fit into the server's memory with this method."""
+    most = max(roster.nodes)
+    needs, free = method.bytes_per_node * most * len(roster), available_memory()
+    if needs > free:
+        site = roster.names[roster.nodes.index(most)]
+        room = f"{needs / 2**30:.3g} GiB on the server, but {free / 2**30:.3g} GiB are free"
+        hint = "leave it out, or choose another method"
+        raise ConfigError(f"{site} counts {most} nodes: their keys need {room}; {hint}")
 
 
 def coordinate(
@@ -227,7 +212,7 @@ def read_federated_result(order: Order, folder: Path) -> Result:
     settled, seeds = Settled.of(wanted, roster), []
     for seed in settled.config.all_seeds:
         tree = load_checkpoint(RunFolder(folder).checkpoint(seed))
-        seeds.append(SeedResult.of_checkpoint(seed, tree, _no_history(roster), settled.method))
+        seeds.append(SeedResult.of_checkpoint(seed, tree, no_history(roster), settled.method))
     try:
         setup = float(read_json(folder / "result.json")["seconds"]["setup"])
     except (LookupError, TypeError, ValueError) as error:
@@ -250,13 +235,13 @@ def agree(
     if head["encoder"] == "pooled":
         hint = "use federated or local"
         raise ConfigError(f"--encoder pooled is for simulations: no server sees all rows; {hint}")
-    asked = [site for site in order.sites if site not in order.without]
+    asked = [*order.members.values()]
     replies, failures = fleet.map(
         "hello", dict.fromkeys(asked, remote.Packet(head, b"")), order.join
     )
     joined, versions, told = {}, {}, {}
     for site, packet in replies.items():
-        versions[site] = str(packet.head.pop("atoll", "older"))[:40]
+        versions[site] = remote.one_line(packet.head.pop("atoll", "older"), 40)
         try:
             summary = msgspec.convert(packet.head, SiteSummary)
             if keeps_scores(config.dp):  # sizes stay at the sites, so ignore any that a site sends
@@ -273,6 +258,8 @@ def agree(
     if encoder:
         joined = {site: encoded(joined[site], told[site], encoder) for site in joined}
     sites = known or joined
+    if known:
+        _need_all(order, known)
     for site, now in joined.items():
         if sites[site] != now:
             reason = "its data are not those that the run began with"
@@ -293,179 +280,19 @@ def agree(
     return _roster(order, config, sites), dict(failures)
 
 
-def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
+def _need_all(order: Order, sites: Mapping[str, SiteSummary]) -> None:
     if lacking := [name for name in order.sites if name not in sites]:
         raise DataError(f"{ROSTER} of the run lacks site {lacking[0]}; restore it from a backup")
+
+
+def _roster(order: Order, config: RunConfig, sites: Mapping[str, SiteSummary]) -> remote.Roster:
+    _need_all(order, sites)
     every = [sites[name] for name in order.sites]
     counts, nodes = tuple(site.counts for site in every), tuple(site.nodes for site in every)
     shape = (every[0].features, every[0].classes, task_named(every[0].task))
     known = [word[len("class ") :] for word in every[0].words if word.startswith("class ")]
     about = {"class_names": known} if known else {}
     return remote.Roster(order.sites, *shape, counts, nodes, config.data, every[0].metric, about)
-
-
-def _no_history(roster: remote.Roster) -> History:
-    return History(counts=np.array(roster.counts), nodes=np.array(roster.nodes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FederatedExperiment(Experiment):
-    """An experiment whose clients are sites."""
-
-    order: Order
-    config: RunConfig
-    fleet: remote.Fleet
-    audit: Audit
-    encoder: Path  # the file of the common encoder, which exists only for tables
-    out: dict[str, remote.Failure]
-    activity: ServerRun
-    earlier: tuple[Ledger, ...]  # ledgers of the seeds before this one
-
-    def begin(self) -> Run:
-        return FederatedRun(self)
-
-    def report(self, on_round: Callable[[Json], None], history: History) -> None:
-        """Log a complete round, and report the progress of the run as plain values."""
-        score = float(validation_curve(history, self.config, history.rounds - 1)[-1])
-        validation = None if np.isnan(score) else score
-        out = {site: why.reason for site, why in self.out.items()}
-        place: Json = {"seed": self.seed, "round": history.rounds, "rounds": self.rounds}
-        ledgers = (*self.earlier, history.ledger)
-        privacy = privacy_report(self.config, ledgers, len(self.federation), federated=True)
-        place |= {"epsilon": privacy["epsilon_server"]} if privacy else {}
-        self.audit.note("round", **place)
-        sites = msgspec.to_builtins(self.activity.read().peers)
-        on_round({**place, "validation": validation, "out": out, "sites": sites})
-
-
-class FederatedRun(Run):
-    """A running experiment on real sites."""
-
-    experiment: FederatedExperiment
-    simulation: remote.Cohort
-
-    def backend(self) -> Backend:
-        """Return the sites after they have built the method."""
-        wanted, method = self.experiment, self.experiment.method
-        roster = cast(remote.Roster, wanted.federation)
-        self.run_name = f"{wanted.order.run}-{wanted.seed}"
-        probe = make_probe(wanted.federation, dict(method.views), torch.zeros(()))
-        sites, run = (wanted.fleet, roster.declared(), owners(method), probe), self.run_name
-        engine = remote.Remote(*sites, run, wanted.order.deadline, wanted.audit.note)
-        engine.update_limit = wanted.order.update_limit
-        cohort = remote.Cohort(roster, engine, wanted.seed)
-        cohort.out = wanted.out
-        return cohort
-
-    def no_history(self) -> History:
-        return _no_history(self.simulation.federation)
-
-    def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
-        """Let the sites build the method, and start or continue the run."""
-        assert checkpoint is not None
-        wanted, out = self.experiment, self.simulation.out
-        earlier = checkpoint.parent.parent / "earlier"
-        self.checkpoint, self.earlier = checkpoint, earlier / f"{wanted.seed}.atoll"
-        self.mark = earlier / f"{wanted.seed}.diverged"
-        if wanted.order.without and self.mark.exists():
-            if self.earlier.exists():
-                os.replace(self.earlier, checkpoint)
-            wanted.audit.note("back before divergence", round=self.mark.read_text())
-            self.mark.unlink()
-        failures = self._begin_at(
-            [name for name in self.simulation.engine.names if name not in out]
-        )
-        first = wanted.seed == wanted.config.seed and not checkpoint.exists()
-        refused = {site: why for site, why in failures.items() if why.kind == remote.REFUSED}
-        if refused and first:  # nothing is lost yet, and the administrator can choose again
-            raise remote.SitesFailed(refused)
-        self._leave_out(failures, -1)
-        super().start_from(checkpoint, fingerprint)
-
-    def _begin_at(self, sites: list[str]) -> dict[str, remote.Failure]:
-        """Let the sites build the method. Return the failed sites."""
-        wanted = self.experiment
-        head = {"do": "begin", "run": self.run_name, "config": config_text(wanted.config)}
-        if wanted.encoder.exists():
-            head["encoder"] = json.loads(wanted.encoder.read_bytes())
-        packets = dict.fromkeys(sites, remote.Packet(head, b""))
-        return wanted.fleet.map("begin", packets, wanted.order.join)[1]
-
-    def start(self) -> None:
-        """Create the server's first tree with the sites that answer."""
-        self._whole(super().start, -1)
-
-    def one_round(self) -> None:
-        """Run a complete round with the sites that answer. Exclude and report failed sites."""
-        self._welcome_back()
-        self._whole(super().one_round, self.history.rounds)
-        # The file still contains the previous round. Keep it in case the next round diverges.
-        self.earlier.parent.mkdir(exist_ok=True)
-        self.earlier.unlink(missing_ok=True)
-        try:
-            os.link(self.checkpoint, self.earlier)
-        except OSError:  # some network disks have no hard links
-            write_atomically(self.earlier, self.checkpoint.read_bytes())
-
-    def _whole(self, action: Callable[[], None], round: int) -> None:
-        """Repeat an action without the sites that fail in it, until it succeeds as a whole."""
-        while True:
-            self.simulation.engine.begin()
-            server, entries = self.server, len(self.ledger.entries)
-            try:
-                action()
-            except remote.SitesFailed as error:
-                if error.failures.keys() <= self.simulation.out.keys():  # it would fail forever
-                    raise self._diverged(round, str(error)) from error
-                self.server = server
-                del self.ledger.entries[entries:]
-                self._leave_out(error.failures, round)
-                continue
-            except ServerDiverged as error:
-                raise self._diverged(round, error.problem) from error
-            self._commit(round)
-            return
-
-    def _diverged(self, round: int, problem: str) -> Diverged:
-        """Return the error, and mark the run: `--without` continues one round earlier."""
-        self.mark.parent.mkdir(exist_ok=True)
-        self.mark.write_text(str(round))
-        return Diverged(round, problem)
-
-    def _commit(self, round: int) -> None:
-        """Commit a round. Sites keep the private state that belongs to the selected model."""
-        engine = self.simulation.engine
-        engine.commit(round)
-        if self.keeper is not None and self.keeper.model is not None:
-            for position in np.flatnonzero(self.keeper.model.rounds == round):
-                engine.kept[position] = engine.committed[position]
-
-    def _leave_out(self, failures: Mapping[str, remote.Failure], round: int) -> None:
-        """Continue without the sites that failed, as long as the quorum is met."""
-        wanted, out = self.experiment, self.simulation.out
-        for site, why in failures.items():
-            out[site] = why
-            wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
-        sites, kinds = len(self.simulation.federation), Counter(why.kind for why in out.values())
-        if sites - len(out) >= wanted.order.quorum:
-            return
-        if kinds[remote.DIVERGED] > sites / 2:
-            where = f"{kinds[remote.DIVERGED]} of {sites} sites"
-            raise self._diverged(round, f"training diverged at {where}")
-        if sites - kinds[remote.REFUSED] - kinds[remote.DROPPED] < wanted.order.quorum:
-            refused = {site: why for site, why in out.items() if why.kind == remote.REFUSED}
-            raise remote.SitesFailed(refused)
-        raise TooFew(wanted.order, out)
-
-    def _welcome_back(self) -> None:
-        """Include lost sites that answer again, starting with this round."""
-        out, note = self.simulation.out, self.experiment.audit.note
-        for site, why in list(out.items()):
-            if why.kind == remote.LOST and self.experiment.fleet.back(site):
-                out |= self._begin_at([site])
-                if out[site] is why:
-                    del out[site]
-                    note("back", site=site, round=self.history.rounds)
 
 
 def outcome(action: Callable[[], Result]) -> Json:

@@ -213,7 +213,7 @@ def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[st
         return {}
     states = {seed: load_checkpoint(run.checkpoint(seed))["states"] for seed in seeds}
     packets = {}
-    for place, site in enumerate(order.sites):
+    for place, site in order.members.items():
         files, rounds, kept = dict[str, bytes](), dict[int, int](), dict[int, int]()
         for seed in seeds:
             part, rounds[seed] = site_model(run.model_folder(seed), place)

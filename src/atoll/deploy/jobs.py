@@ -40,7 +40,7 @@ class Coordinator(FleetController):
             except Exception as error:  # the run is already complete
                 logging.getLogger(__name__).exception("the model was not delivered")
                 why = f"the server failed to send it ({one_line(error, 300)})"
-                undelivered.update(dict.fromkeys(order.sites, why))
+                undelivered.update(dict.fromkeys(order.members.values(), why))
             return result
 
         ended = {**outcome(action), "undelivered": undelivered}

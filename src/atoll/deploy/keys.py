@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import finish_replacing, replacing, write_atomically
 from atoll.deploy.kits import (
@@ -36,6 +38,7 @@ from atoll.deploy.kits import (
 )
 
 ROOT = "root"  # in the coordinator's folder: the root's certificate, and its encrypted key
+MEMBERS = "members.json"  # next to the root's key: the names of approved and of removed sites
 PENDING = "pending"  # in a kit: a key that waits for its certificate
 DAYS = 360
 """Days that a certificate is valid by default. `approve --days` sets another number."""
@@ -160,12 +163,14 @@ def approve(
     days: int = DAYS,
     kind: str = "site",
     fingerprint: str | None = None,
+    renew: bool = False,
 ) -> Path:
     """Sign a request with the federation's root. Return the file for the party that asked.
 
     `fingerprint` belongs to the file that two people compared. No other file is signed. To sign
     a certificate of the server or the administrator, `kind` must name it, because a site could
-    ask for one.
+    ask for one. A second key for the name of a member needs `renew`, because another party could
+    ask for it.
     """
     root, asked = federation / ROOT, read_request(file)
     if not (root / "rootCA.key").exists():
@@ -178,12 +183,9 @@ def approve(
         raise ConfigError(f"'{asked.name}' asks for the certificate of the {asked.kind}; {hint}")
     desk = federation / "admin"
     about = about_kit(desk) if (desk / "kit.json").exists() else None  # it may be elsewhere
+    members = _members(federation, about)
     if asked.kind == "site":
-        profile = json.loads((root / "profile.yaml").read_text())
-        check_site_name(asked.name, profile["server"]["host"])
-        if about and asked.name in about.get("removed", ()):
-            hint = "its old key would count again; the site needs another name"
-            raise ConfigError(f"'{asked.name}' was removed from the federation; {hint}")
+        _check_asked(asked.name, root, members, renew=renew)
     key = _decrypt((root / "rootCA.key").read_bytes(), passphrase)
     signed = federation / "approved" / f"{asked.name}.signed.zip"
     signed.parent.mkdir(mode=0o700, exist_ok=True)
@@ -198,10 +200,59 @@ def approve(
         where = [*shape, "--out", str(signed.resolve())]
         lasting = ["--valid-days", str(days), "--force"]
         nvflare(work, "cert", "approve", str(copy), *where, *lasting)
+    if asked.kind == "site":
+        members.sites = sorted({*members.sites, asked.name})
+    write_atomically(root / MEMBERS, msgspec.json.encode(members), mode=0o600)
     if about and asked.kind == "site" and asked.name not in about["sites"]:
         about["sites"].append(asked.name)
         write_about(desk, about)
     return signed
+
+
+class Members(msgspec.Struct):
+    """The sites that the root approved, and those whose names cannot come back."""
+
+    sites: list[str] = []
+    removed: list[str] = []
+
+
+def _members(federation: Path, about: AboutKit | None) -> Members:
+    """Read the names next to the root's key, with those that only the administrator's kit has."""
+    file = federation / ROOT / MEMBERS
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Members) if file.exists() else Members()
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"'{file}' cannot be read ({error}); restore it from a backup") from None
+    if about:
+        found.sites = sorted({*found.sites, *about["sites"]})
+        found.removed = sorted({*found.removed, *about.get("removed", ())})
+    return found
+
+
+def _check_asked(name: str, root: Path, members: Members, *, renew: bool) -> None:
+    """Refuse a name that no site may have, a removed one, and one that a member has."""
+    file = root / "profile.yaml"
+    try:
+        host = json.loads(file.read_text())["server"]["host"]
+        check_site_name(name, str(host))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"'{file}' cannot be read ({error}); restore it from a backup") from None
+    if name in members.removed:
+        hint = "its old key would count again; the site needs another name"
+        raise ConfigError(f"'{name}' was removed from the federation; {hint}")
+    if name in members.sites and not renew:
+        hint = "if the member itself asks for a new key, approve it with --renew"
+        raise ConfigError(f"'{name}' is already a member of the federation; {hint}")
+
+
+def note_removed(federation: Path, name: str) -> bool:
+    """Note a removed name next to the root's key. Return whether the root is there."""
+    if not (federation / ROOT).is_dir():
+        return False
+    members = _members(federation, None)
+    members.removed = sorted({*members.removed, name})
+    write_atomically(federation / ROOT / MEMBERS, msgspec.json.encode(members), mode=0o600)
+    return True
 
 
 def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:

@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+import msgspec
+
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import finish_replacing, write_atomically
 from atoll.deploy.audit import Json
@@ -71,6 +73,8 @@ def make_kits(
     need_nvflare()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' is not empty; kits are made once, in a new folder")
+    if not 0 < port < 1 << 16:
+        raise ConfigError(f"{port} is not a port; give one from 1 to 65535")
     if len(host) > 63:
         raise ConfigError(f"the host '{host}' has {len(host)} letters; a certificate allows 63")
     for name in sites:
@@ -222,12 +226,14 @@ def write_about(kit: Path, about: AboutKit) -> None:
 
 def about_kit(kit: Path) -> AboutKit:
     """Read the description of a kit's party."""
+    file = kit / "kit.json"
     try:
-        found: AboutKit = json.loads((kit / "kit.json").read_text())
-    except (OSError, ValueError):
+        return msgspec.json.decode(file.read_bytes(), type=AboutKit)
+    except OSError:
         hint = "make kits with `atoll federate provision`"
         raise ConfigError(f"'{kit}' is not a kit; {hint}") from None
-    return found
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{file}' is damaged ({error}); restore it from a backup") from None
 
 
 def certificate_days(kit: Path) -> int:
@@ -279,11 +285,11 @@ def server_command(kit: Path) -> list[str]:
     _write_comm(kit)
     _write_gate(kit, "server")
     # The server's store is in the kit. All servers share FLARE's default, /tmp/nvflare.
-    file = kit / "local" / "resources.json"
+    file, text = kit / "local" / "resources.json", json.dumps(_resources(kit), indent=1)
     store = str(kit.resolve() / "atoll" / "store")
     # A kit that was restored elsewhere still names its old store.
     old = r'"(?:/tmp/nvflare|[^"]*/atoll/store)/'
-    write_atomically(file, re.sub(old, lambda _: f'"{store}/', file.read_text()).encode())
+    write_atomically(file, re.sub(old, lambda _: f'"{store}/', text).encode())
     _end_jobs(Path(store))
     # The server listens on other addresses only if it serves other machines.
     more = ["host=127.0.0.1"] if on_loopback(about_kit(kit)) else []
@@ -331,8 +337,7 @@ def _write_gate(kit: Path, kind: str) -> None:
 
 def _rename_classes(kit: Path) -> None:
     """Update old paths of Atoll's classes in a kit's allow-list. No entry is added."""
-    file = kit / "local" / "resources.json"
-    resources = json.loads(file.read_text())
+    file, resources = kit / "local" / "resources.json", _resources(kit)
     allowed = resources.get("class_allow_list", [])
     renamed = [OLD_CLASSES.get(name, name) for name in allowed]
     if renamed != allowed:
@@ -364,11 +369,21 @@ def _read_local(kit: Path, name: str) -> Json:
     file = kit / "local" / name
     try:
         found: Json = json.loads(file.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"'{file}' cannot be read ({error}); restore it from a backup") from error
     return found
+
+
+def _resources(kit: Path) -> Json:
+    """Read FLARE's settings of a party. A kit cannot start without them."""
+    if found := _read_local(kit, "resources.json"):
+        return found
+    file = kit / "local" / "resources.json"
+    raise ConfigError(f"'{file}' is missing or empty; restore it from a backup")
 
 
 def state_folder(kit: Path) -> Path:
@@ -382,7 +397,11 @@ def state_folder(kit: Path) -> Path:
     if "state" in settings:
         return Path(settings["state"])
     resources = _read_local(kit, "resources.json") or _read_local(kit, "resources.json.default")
-    launchers = {part["id"] for part in resources.get("components", ())}
+    try:
+        launchers = {part["id"] for part in resources.get("components", ())}
+    except (LookupError, TypeError) as error:
+        why = f"'{kit / 'local' / 'resources.json'}' is damaged ({type(error).__name__}: {error})"
+        raise ConfigError(f"{why}; restore it from a backup") from error
     if launchers & {"docker_launcher", "k8s_launcher", "slurm_launcher"}:
         hint = f'name a folder that outlives a job: "state" in local/{SETTINGS}'
         raise ConfigError(f"'{kit}' was made by `nvflare deploy prepare`; {hint}")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MARK = "ATOLL_FEDERATION"
 UNANSWERED = re.compile(r"TP=heart_beat [^\n]*timeout on Request")
+ENDING = 30.0  # seconds that a job may need to end after the process that started it
 CONNECTED = re.compile(r"Connection \[[^]]* => [^]]*] is created")  # in FLARE's log of a site
 
 
@@ -112,20 +113,36 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
 
 @contextlib.contextmanager
 def locked(kit: Path | None) -> Iterator[IO[str] | None]:
-    """Lock a kit for one process. The process that inherits the open file keeps the lock."""
+    """Lock a kit for one process. The process that inherits the open file keeps the lock.
+
+    So do its jobs. If the process was killed, wait for them for a while.
+    """
     if kit is None:
         yield None
         return
     (kit / "atoll").mkdir(exist_ok=True)
     with (kit / "atoll" / ".process").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        end = time.monotonic() + ENDING
+        while not _try_lock(file):
             file.seek(0)
-            hint = "stop that one first; two processes cannot share a kit"
-            raise ConfigError(f"'{kit}' is in use by process {file.read()}; {hint}") from None
+            pid = file.read(20)
+            if pid in {str(pid) for pid, _ in marked()}:
+                hint = "stop that one first; two processes cannot share a kit"
+                raise ConfigError(f"'{kit}' is in use by process {pid}; {hint}")
+            if time.monotonic() >= end:  # FLARE's jobs inherit the lock
+                why = f"process {pid} was killed, and one of its jobs still ends"
+                raise ConfigError(f"'{kit}' is in use: {why}; start again in a minute")
+            time.sleep(0.5)
         file.truncate(0)
         yield file
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def check_port(about: AboutKit) -> None:

@@ -22,7 +22,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from atoll import __version__
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.deploy.activity import SERVER, RunActivity, ServerActivity, SiteActivity
 from atoll.deploy.kits import about_kit, certificate_end, state_folder
 
@@ -45,6 +45,7 @@ COUNTERS = {
 }
 """Label and help text. Totals come from the audit logs, so a restart does not reset them."""
 GAUGES = {
+    "atoll_errors": ("part", "Whether a part of these metrics is missing: a file cannot be used."),
     "atoll_ready": ("", "Whether the server listens, or the site is connected."),
     "atoll_certificate_expiry_timestamp_seconds": (
         "",
@@ -116,13 +117,32 @@ class Party(Collector):
         return [info, *families.values()]
 
     def _samples(self) -> Iterator[Sample]:
-        runs = self.activity.read()
-        yield "atoll_ready", "", self.ready()
+        """Yield all samples that can be read. A part that fails takes no other one away."""
+        parts = {
+            "runs": self._runs,
+            "certificate": self._certificate,
+            "disk": self._disk,
+            "processes": self._resources,
+        }
+        for name, part in parts.items():
+            failed = False
+            try:
+                yield from part()
+            except (AtollError, OSError):
+                failed = True
+            yield "atoll_errors", name, failed
+
+    def _certificate(self) -> Iterator[Sample]:
         end = certificate_end(self.kit).timestamp()
         yield "atoll_certificate_expiry_timestamp_seconds", "", end
+
+    def _disk(self) -> Iterator[Sample]:
         yield "atoll_disk_free_bytes", "", shutil.disk_usage(self.kit).free
         logs = state_folder(self.kit).glob("**/audit.jsonl")
         yield "atoll_audit_log_bytes", "", sum(path.stat().st_size for path in logs)
+
+    def _runs(self) -> Iterator[Sample]:
+        runs, problem = self.activity.look()
         yield "atoll_runs", "", len(runs)
         yield "atoll_rounds", "", sum(run.round for run in runs)
         for run in runs[-NEWEST:]:
@@ -133,9 +153,11 @@ class Party(Collector):
             yield from _of_site(self.activity, runs)
         else:
             yield from _of_server(runs)
-        yield from self._resources()
+        if problem:
+            raise DataError(problem)
 
     def _resources(self) -> Iterator[Sample]:
+        yield "atoll_ready", "", self.ready()
         found = Counter[tuple[str, str]]()
         for kind, process in self._processes():
             with suppress(psutil.Error), process.oneshot():
@@ -207,8 +229,9 @@ def serving(kit: Path, port: int | None, pids: Callable[[], Sequence[int]]) -> I
 
     try:
         server = make_server(LOOPBACK, port, answer, _Server, _Handler)
-    except OSError as error:
-        why = f"port {port} of {LOOPBACK} cannot be used ({error.strerror})"
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        why = f"port {port} of {LOOPBACK} cannot be used ({reason})"
         raise ConfigError(f"{why}; choose another one for --metrics") from error
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

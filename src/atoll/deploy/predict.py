@@ -11,6 +11,7 @@ from atoll.core.federation import Federation
 from atoll.deploy.delivery import verify_model
 from atoll.deploy.kits import read_settings
 from atoll.deploy.site_data import SUFFIX, read_site_data
+from atoll.experiment.card import OWN
 from atoll.experiment.config import RunConfig, make_config, parse_config
 from atoll.experiment.model import read_encoder, read_model
 from atoll.experiment.predict import Trained, predict_with
@@ -40,6 +41,9 @@ def predict_at_site(
         known = ", ".join(map(str, manifest.rounds))
         raise ConfigError(f"the model in '{folder}' has no seed {number}; it has {known}")
     place = folder / f"seed-{number}"
+    if not (place / OWN).exists():
+        hint = "copy the folder whole, or delete it and let the administrator send the model again"
+        raise ConfigError(f"'{place}' lacks {OWN}, which this site wrote; {hint}")
     given = parse_config(manifest.config, "the configuration")
     config = make_config(**{**given, "objects": ("data",)})
     own = str(read_settings(kit).get("data", ""))

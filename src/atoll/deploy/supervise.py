@@ -79,7 +79,7 @@ class Supervisor:
     @property
     def sites(self) -> list[str]:
         """The sites that take part."""
-        return [site for site in self.order.sites if site not in self.order.without]
+        return [*self.order.members.values()]
 
     def run(self) -> None:
         """Follow the run's job, and submit new jobs, until one finishes the run."""
@@ -155,7 +155,9 @@ class Supervisor:
             if job["status"] == "FINISHED:COMPLETED":
                 self.job = job["job_id"]
                 ended = self._fetch(job["status"])
-                waiting = set(ended.get("undelivered", ())) & set(self.session.connected())
+                # An earlier version also counted sites that the administrator excluded.
+                connected = set(self.session.connected()) & set(self.sites)
+                waiting = connected & set(ended.get("undelivered", ()))
                 if ended["status"] == "finished" and not waiting:
                     self._tell_undelivered(ended)
                     return True
@@ -231,3 +233,5 @@ def read_saved_order(out: Path) -> Order:
         return read_order((out / ORDER).read_text())
     except OSError:
         raise ConfigError(f"'{out}' holds no federated run to resume (it has no {ORDER})") from None
+    except ValueError:
+        raise ConfigError(f"'{out / ORDER}' is damaged; restore it from a backup") from None

@@ -9,7 +9,6 @@ valid (`state`), so a site discards the state of a failed attempt by itself.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
@@ -31,8 +30,10 @@ from atoll.engines.plausible import (
     LARGEST,
     UPDATE_LIMIT,
     Declared,
+    OutOfRange,
     check_values,
     lengths,
+    tamed,
     too_long,
     usual_size,
     widest,
@@ -73,6 +74,7 @@ class Failure(NamedTuple):
 
     kind: str
     reason: str
+    too_large: bool = False  # a number or an update of the reply was too large
 
 
 def failure_in(head: Mapping[str, object]) -> Failure:
@@ -246,7 +248,7 @@ class Remote:
             now = {site: own[part] for site, own in norms.items() if part in own}
             before = self.lengths.setdefault((step, part), {})
             bad = too_long(now, self.update_limit, before)
-            found |= {site: Failure(BAD, reason) for site, reason in bad.items()}
+            found |= {site: Failure(BAD, reason, too_large=True) for site, reason in bad.items()}
             before |= {site: length for site, (length, _) in now.items() if site not in bad}
         return found
 
@@ -278,32 +280,27 @@ class Remote:
     ) -> dict[str, Tree]:
         """Decode the replies that fit the step. The other replies become failures."""
         # Bytes that a reply like the template can need, names and structure included.
-        room = num_bytes(template) + 4096 * (len(leaves(template)) + 4)
-        most = self.limit if step.discloses else min(self.limit, room)
+        most = min(self.limit, num_bytes(template) + 4096 * (len(leaves(template)) + 4))
         largest = max(LARGEST, usual_size(self.sites.values()))
         epochs, arrived = getattr(step.owner, "epochs", 1), dict[str, Tree]()
         for site, packet in replies.items():
             try:
                 reply = decode(packet.body, limit=most)
-                check_like(reply, template, step.discloses)
+                # Also a disclosed field has the template's shape: replies must fit together.
+                check_like(reply, template, free={})
                 check_values(reply, self.sites[site], epochs, largest * widest(received[site]))
-                arrived[site] = reply
+                arrived[site] = tamed(reply)
             except WireError as error:
-                failures[site] = Failure(BAD, one_line(error))
-            except Exception as error:  # no reply of one site may stop the others
+                failures[site] = Failure(BAD, one_line(error), isinstance(error, OutOfRange))
+            except Exception as error:  # whatever one site sends, the others continue
                 reason = f"a reply was refused: it cannot be read ({type(error).__name__})"
                 failures[site] = Failure(BAD, reason)
-        # Only shapes that a method declares as free can differ here. Replies must be stackable.
-        forms = {s: tuple(leaf.shape for leaf in leaves(tree)) for s, tree in arrived.items()}
-        usual = Counter(forms.values()).most_common(1)
-        for site in [site for site, form in forms.items() if form != usual[0][0]]:
-            failures[site] = Failure(BAD, "a reply was refused: its shapes are not the others'")
-            del arrived[site]
         return arrived
 
     def export_states(self) -> Tree:
-        """Return the server's record of the sites. Private states stay at the sites."""
-        templates = [[*case, tree] for case, tree in self.probe.templates.items()]
+        """The server's record of the sites; their private states stay with them."""
+        forms = self.probe.forms
+        templates = [[*case, tree, forms[case]] for case, tree in self.probe.templates.items()]
         rounds = {"committed": self.committed, "kept": self.kept}
         return {**rounds, "templates": templates, "probe": self.probe.states}
 
@@ -311,7 +308,9 @@ class Remote:
         self.committed = list(states["committed"])
         self.kept = list(states.get("kept", self.kept))  # earlier versions did not store it
         self.probe.states = list(states["probe"])
-        self.probe.templates = {(step, case): tree for step, case, tree in states["templates"]}
+        for step, case, tree, *form in states["templates"]:  # an earlier version kept no form
+            if form:
+                self.probe.templates[step, case], self.probe.forms[step, case] = tree, form[0]
 
 
 class Cohort(Backend):

@@ -9,19 +9,20 @@ the site declared, and from training that resembles the other sites':
 - The number of training steps is at least 1, and at most epochs times nodes (or graphs).
 - Confusion counts and counts by score bin are not negative, and each part has at most as many as
   the site declared. A part without nodes has no AUC.
-- No number exceeds a common range of all sites (`largest`). If the received message contains a
-  number m > 1, the range is m times as large: another site may have spoilt the model before.
-- An update (trained minus received model) may be `limit` times as long as the median of the other
-  sites' updates, or as long as the received model plus one. Any other float field may be `limit`
-  times as long as the median, or `PER_NODE` times the median of declared nodes.
-  If only one site takes part in a step, it is compared with the last replies of at least three
-  other sites to that step, with the square of `limit`.
+- No number is above one range for all sites (`largest`). A received message with a number above 1
+  widens it as often: an honest reply to a model that another site spoilt is as large.
+- A loss is cut to the range (`tamed`), because it grows faster than the model, by its depth.
+- An update (trained minus received model) is at most `limit` times as long as the median of the
+  other sites', or at most as long as the received model plus one. Any other field of numbers is at
+  most `limit` times as long as the median, or as `PER_NODE` times the median of declared nodes.
+  A site that is alone in a step is compared with the last replies of at least three others to
+  that step, with the square of `limit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -41,6 +42,10 @@ UPDATE_LIMIT = 100.0
 FEWEST = 3  # other sites whose earlier replies are needed to judge the only site of a step
 
 
+class OutOfRange(WireError):
+    """A number above the range. If most sites send one, the model that they received was bad."""
+
+
 class Declared(NamedTuple):
     """The sizes that a site declared when it joined, or zeros if they stay at the site."""
 
@@ -49,7 +54,7 @@ class Declared(NamedTuple):
 
 
 def usual_size(sites: Iterable[Declared]) -> float:
-    """Return the largest usual value of a sum over nodes. No single site determines it."""
+    """The largest number that is usual in a sum over nodes; of three sites, none decides it."""
     return PER_NODE * max(1, median(site.nodes for site in sites))
 
 
@@ -67,16 +72,31 @@ def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARG
             _refuse(name, leaf, int(field in WEIGHTS), most, total=True)
         elif field == "steps":
             _refuse(name, leaf, 1, epochs * max(1, site.nodes))
-        elif leaf.is_floating_point():
-            _refuse(name, leaf, -largest, largest)
+        elif leaf.is_floating_point() and not isinstance(reply, Scores):
+            _refuse(name, leaf, -largest, largest, error=OutOfRange)
 
 
-def _refuse(name: str, leaf: Tensor, least: float, most: float, *, total: bool = False) -> None:
+def tamed(reply: Tree) -> Tree:
+    """The reply with a loss in the range, which no site is left out for."""
+    if not isinstance(reply, Scores):
+        return reply
+    return replace(reply, loss=reply.loss.clamp(-LARGEST, LARGEST))
+
+
+def _refuse(
+    name: str,
+    leaf: Tensor,
+    least: float,
+    most: float,
+    *,
+    total: bool = False,
+    error: type[WireError] = WireError,
+) -> None:
     low, high = leaf.double().min(), leaf.double().sum() if total else leaf.double().max()
     if low < least or high > most:
         found = f"{low:g}" if low < least else f"{high:g}"
         plausible = f"a plausible value is from {least:g} to {most:g}"
-        raise WireError(f"a reply was refused: '{name}' is {found}; {plausible}")
+        raise error(f"a reply was refused: '{name}' is {found}; {plausible}")
 
 
 def _check_scores(scores: Scores, site: Declared) -> None:

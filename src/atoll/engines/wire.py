@@ -16,7 +16,7 @@ from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
 from atoll.core.method import Step
 from atoll.core.random import fold, make_key, uniform
-from atoll.core.tree import Tree, named_leaves, structure, tree_map
+from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.codec import check_like, decode, encode
 from atoll.engines.serial import Serial
 
@@ -64,12 +64,14 @@ class Probe:
     graphs: tuple[Graph, Graph]
     # By step and structure of the message, because replies may differ between a method's phases.
     templates: dict[tuple[str, str], Tree] = field(default_factory=dict)
+    forms: dict[tuple[str, str], str] = field(default_factory=dict)  # shapes of their messages
     states: list[Tree] = field(default_factory=lambda: [None, None])  # for the next step
 
     def template(self, step: Step, message: Tree) -> Tree:
         """Return a reply of `step`. Refuse an undeclared node or edge axis."""
         case = (step.name, str(structure(message)))
-        if case not in self.templates:
+        form = str([tuple(leaf.shape) for leaf in leaves(message)])
+        if self.forms.get(case) != form:  # the message may say how long the reply has to be
             replies = []
             for i, graph in enumerate(self.graphs):
                 copy, key = tree_map(torch.clone, message), make_key(i, graph.real.device)
@@ -77,7 +79,7 @@ class Probe:
                     reply, self.states[i] = step(graph, copy, self.states[i], key)
                 replies.append(reply)
             _refuse_hidden_axes(step, *replies)
-            self.templates[case] = replies[0]
+            self.templates[case], self.forms[case] = replies[0], form
         return self.templates[case]
 
 

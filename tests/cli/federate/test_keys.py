@@ -38,7 +38,8 @@ def test_a_site_asks_and_joins(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert said.splitlines()[-1] == "bank-a: certificate valid for 19 days in bank-a"
     # A renewal needs no fingerprint of the root, which the kit knows.
     asked = last(cli("federate", "renew", "--kit", "bank-a").stdout)
-    assert last(cli(*approve, asked).stdout) == root
+    assert "'bank-a' is already a member" in cli(*approve, asked, code=2).stderr
+    assert last(cli(*approve, asked, "--renew").stdout) == root
     assert "certificate valid for 359 days" in cli(*join).stdout
 
 

@@ -116,6 +116,7 @@ def _show_request(file: Path) -> None:
     FEDERATION,
     option("--days N", "Make the certificate valid for N days.", int, default=keys.DAYS),
     fingerprint_option("the site"),
+    option("--renew", "Sign a new key for a member, which asked for it."),
     KIND,
     PASSPHRASE_FILE,
 )
@@ -172,7 +173,10 @@ def remove(name: str, kit: Path, yes: bool) -> None:
         admin.remove(name)
         about["sites"] = [site for site in about["sites"] if site != name]
         about["removed"] = [*about.get("removed", []), name]
-        write_about(kit, about)  # before jobs stop, because an open `run` then reads it
+        write_about(kit, about)  # before jobs stop, because an open `run` reads it then
+        noted = keys.note_removed(kit.resolve().parent, name)
         for job in stop_jobs(admin):
             click.echo(f"stopped {job}; `run --resume` continues it without {name}")
+    if not noted:
+        click.echo(f"the root is not next to {kit}: the coordinator must not approve {name} again")
     click.echo(f"{name} is removed; it keeps its data, states, audit log and received models")
