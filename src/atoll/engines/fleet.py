@@ -298,7 +298,7 @@ class Remote:
         return arrived
 
     def export_states(self) -> Tree:
-        """The server's record of the sites; their private states stay with them."""
+        """Return the server's record of the sites. Private states stay at the sites."""
         forms = self.probe.forms
         templates = [[*case, tree, forms[case]] for case, tree in self.probe.templates.items()]
         rounds = {"committed": self.committed, "kept": self.kept}

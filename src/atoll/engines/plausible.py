@@ -12,11 +12,11 @@ the site declared, and from training that resembles the other sites':
 - No number is above one range for all sites (`largest`). A received message with a number above 1
   widens it as often: an honest reply to a model that another site spoilt is as large.
 - A loss is cut to the range (`tamed`), because it grows faster than the model, by its depth.
-- An update (trained minus received model) is at most `limit` times as long as the median of the
-  other sites', or at most as long as the received model plus one. Any other field of numbers is at
-  most `limit` times as long as the median, or as `PER_NODE` times the median of declared nodes.
-  A site that is alone in a step is compared with the last replies of at least three others to
-  that step, with the square of `limit`.
+- An update (trained minus received model) may be `limit` times as long as the median of the other
+  sites' updates, or as long as the received model plus one. Any other float field may be `limit`
+  times as long as the median, or `PER_NODE` times the median of declared nodes.
+  If only one site takes part in a step, it is compared with the last replies of at least three
+  other sites to that step, with the square of `limit`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Declared(NamedTuple):
 
 
 def usual_size(sites: Iterable[Declared]) -> float:
-    """The largest number that is usual in a sum over nodes; of three sites, none decides it."""
+    """Return the largest usual value of a sum over nodes. Of three sites, none determines it."""
     return PER_NODE * max(1, median(site.nodes for site in sites))
 
 
