@@ -62,8 +62,8 @@ def test_every_section_has_something_to_say(html):
     for text in (
         "the highest mean test accuracy: <b>", "band: lowest to highest seed", "fedpub: similarity",
         "fedgta: mixture", "gcfl: clusters of clients", "connect two clients",
-        "evaluation (separate)", "Data that stay private", "MB / round", "torch", "atoll run --config config.toml",
-        "masks, and the optimizer", "Divergence of structure",
+        "evaluation (separate)", "Data that stay private", "MB / round", "torch",
+        "atoll run --config config.toml", "masks, and the optimizer", "Divergence of structure",
     ):  # fmt: skip
         assert text in html, text
     assert "atoll compare &lt;all&gt; &amp; more" in html  # text of others cannot become markup
