@@ -126,9 +126,10 @@ def locked(kit: Path | None) -> Iterator[IO[str] | None]:
         while not _try_lock(file):
             file.seek(0)
             pid = file.read(20)
-            if pid in {str(pid) for pid, _ in marked()}:
+            if not pid or pid in {str(alive) for alive, _ in marked()}:
                 hint = "stop that one first; two processes cannot share a kit"
-                raise ConfigError(f"'{kit}' is in use by process {pid}; {hint}")
+                who = f"process {pid}" if pid else "another start"
+                raise ConfigError(f"'{kit}' is in use by {who}; {hint}")
             if time.monotonic() >= end:  # FLARE's jobs inherit the lock
                 why = f"process {pid} was killed, and one of its jobs still ends"
                 raise ConfigError(f"'{kit}' is in use: {why}; start again in a minute")
