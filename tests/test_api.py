@@ -56,7 +56,7 @@ def test_a_federation_is_divided_once(tmp_path) -> None:
     made = atoll.partition(atoll.load("lagoon:nodes=200"), "random", clients=2)
     again = atoll.load(str(atoll.save(made, tmp_path / "two.atoll")))
     assert repr(again) == repr(made)
-    with pytest.raises(ConfigError, match="is a federation, divided already"):
+    with pytest.raises(ConfigError, match="is already a divided federation"):
         atoll.partition(again)
 
 

@@ -101,9 +101,9 @@ def test_doubts() -> None:
     ]
     same_way = tuning([1.0, 0.93] * 4, [[1.1, 1.0]] * 8)
     (doubt,) = same_way.warnings()
-    assert "the clients go the same way" in doubt
+    assert "the clients move in the same direction" in doubt
     (doubt,) = tuning([0.1, 0.093] * 4, [[1.1, 1.0]] * 8, may_split=8).warnings()
-    assert "splits nothing; give more --rounds" in doubt
+    assert "no split in these rounds; give more --rounds" in doubt
     assert tuning([0.1, 0.093] * 4, [[1.1, 1.0]] * 8).warnings() == []
 
 
@@ -142,8 +142,8 @@ def test_gcfl_plus_waits_for_its_sequences() -> None:
 
 def test_a_user_reads_two_reasons_and_a_command(found: ThresholdProposal, tmp_path: Path) -> None:
     first, second, _ = reasons(found)
-    assert first.startswith(f"eps1 = {found.eps1:g}: the mean update is shorter in one round of")
-    assert second.startswith(f"eps2 = {found.eps2:g}: the largest update is longer in all th")
+    assert first.startswith(f"eps1 = {found.eps1:g}: the 10th percentile of the mean update's norm")
+    assert second.startswith(f"eps2 = {found.eps2:g}: just below the largest update in those")
     assert command(found) == (
         "atoll run gcfl --data lagoon:nodes=300 --clients 4 --epochs 1 --set hidden=8 "
         f"--set eps1={found.eps1:g} --set eps2={found.eps2:g}"

@@ -176,7 +176,7 @@ def test_a_method_with_private_edge_weights_is_scored_without_them() -> None:
     "given", [{"method": "local"}, {"method": "fedtad", "set": {"base": "local"}}]
 )
 def test_a_personalised_method_is_refused(given: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="no global model to score with and without a client"):
+    with pytest.raises(ConfigError, match="no global model to evaluate with and without a client"):
         contribution(make_config(**{**SMALL, **given}))
 
 

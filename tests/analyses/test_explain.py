@@ -139,7 +139,7 @@ def test_a_network_without_edges_has_no_neighbours(runs):
     found = explain_node(runs("mlp"), "n13")
     assert found.features[0].name == "tells"
     assert found.neighbours == ()
-    assert "No neighbour counts" in node_tables(found)[1].caption
+    assert "No neighbour matters" in node_tables(found)[1].caption
 
 
 def test_a_new_node_is_explained(runs, tmp_path):
@@ -172,7 +172,7 @@ def test_a_client_explains_with_its_own_model(runs):
 def test_what_cannot_be_explained_is_refused(runs, tmp_path):
     with pytest.raises(AtollError, match="has no node 'n999'; its ids are like 'n0', 'n1', 'n2'"):
         explain_node(runs(), "n999")
-    with pytest.raises(AtollError, match="--joined is for new data"):
+    with pytest.raises(AtollError, match="--joined needs new data"):
         explain_node(runs(), "n1", joined=True)
     with pytest.raises(AtollError, match="fedath computes more than its network does"):
         explain_node(runs("gcn", "fedath", rounds=1), "n1")

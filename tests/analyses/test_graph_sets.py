@@ -88,7 +88,7 @@ def test_both_tables_beside_their_print(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_any_set_or_such_a_table(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not there: PTC_MR, .*; get them with"):
+    with pytest.raises(DataError, match=r"are missing: PTC_MR, .*; get them with"):
         gcfl_table("1", str(tmp_path))
     with pytest.raises(ConfigError, match="table of gcfl"):
         gcfl_table("3", str(tmp_path))

@@ -71,7 +71,7 @@ def test_agreement_is_a_rank_correlation_of_pairs() -> None:
 
 
 def test_what_cannot_be_compared_is_refused(folders: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not compare clients; fediih"):
+    with pytest.raises(ConfigError, match="does not compare clients; use fediih"):
         read_similarities(folders[3:])
     other = tmp_path / "other"
     run("fedgta", **{**DATA, "clients": 3}, set={"hidden": 8}, out=other)

@@ -46,7 +46,7 @@ def test_one_json_object_is_the_last_line(cli) -> None:
     gain = found["groups"][0]
     difference = gain["with"]["mean"] - gain["without"]["mean"]
     assert gain["difference"]["mean"] == pytest.approx(difference)
-    assert "What client 0 of 3" in result.stderr
+    assert "Effect of client 0 of 3" in result.stderr
 
 
 def test_files_are_written_and_repeat(cli, tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ def test_a_study_of_two_methods_two_sizes_and_a_grid(cli, tmp_path: Path) -> Non
     assert lines[0].startswith("[1/6] lagoon-nodes=150-2c-fedavg: validation ")
     assert re.search(r"; about \d+ s left$", lines[0])
     text = " ".join(result.stdout.split())
-    assert text.count("chosen from 2 points by validation scores; test scores are read") == 2
+    assert (
+        text.count("selected among 2 points by validation scores; only its test scores are read")
+        == 2
+    )
     assert "Over all 2 problems, 3 seeds each (6 blocks)" in text
     assert "Written: s/compare.csv, s/compare.md, s/compare.json, t.tex" in text
     rows = list(csv.DictReader((tmp_path / "s" / "compare.csv").read_text().splitlines()))

@@ -59,7 +59,7 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
         (("fedavg", "--preset", "paper"), "fedavg has no published grid"),
         (("fedavg", "--trials", "0"), "trials is 0"),
         (("fedavg", "--pruner", "hyper"), "unknown pruner 'hyper'"),
-        (("--resume", "nowhere"), "holds no tuning to resume"),
+        (("--resume", "nowhere"), "contains no tuning to resume"),
         (("fedavg", "--resume", "nowhere"), "remove all options except --trials"),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_budget_of_nothing_is_refused_when_a_tuning_goes_on(cli) -> None:
 def test_another_kind_of_study_is_not_a_tuning(cli) -> None:
     Path("s").mkdir()
     Path("s/study.json").write_text('{"kind": "compare", "cells": []}')
-    assert "no tuning, but a 'compare'" in cli("tune", "--resume", "s", code=2).stderr
+    assert "not a tuning, but a 'compare'" in cli("tune", "--resume", "s", code=2).stderr
 
 
 def test_watching_nothing_is_refused(cli) -> None:

@@ -111,7 +111,7 @@ def test_python_saves_and_loads(tmp_path: Path) -> None:
     again = atoll.load(str(path))
     assert isinstance(again, Federation)
     assert len(again) == 2
-    with pytest.raises(ConfigError, match="divided already"):
+    with pytest.raises(ConfigError, match="already a divided federation"):
         atoll.partition(again)
 
 

@@ -150,7 +150,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     assert all(outcome.fresh for outcome in outcomes)
     for name, events in states(folder).items():
         assert events == ["begin", "failed" if name in errors else "end"]
-    assert "another process cannot have what here is made of" in caplog.text
+    assert "another process cannot load the objects of here" in caplog.text
     assert "object" not in caplog.text
     assert outcomes[2].summary is not None
     assert outcomes[3].summary is not None

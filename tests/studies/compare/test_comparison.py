@@ -45,7 +45,7 @@ def test_nothing_is_left_behind_without_a_folder(monkeypatch, tmp_path: Path) ->
     assert found.folder is None
     assert list(tmp_path.iterdir()) == []
     assert found.tests()[0]["by"] == "nothing"
-    assert "One seed cannot tell a difference from noise" in repr(found)
+    assert "One seed cannot separate a difference from noise" in repr(found)
 
 
 def test_objects_may_be_compared_too(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_objects_may_be_compared_too(tmp_path: Path) -> None:
     assert saved.endswith(f"the same call of atoll.compare and out='{tmp_path}'")
     with pytest.raises(ConfigError, match=r"objects \(weak, strong, avg, lagoon\)"):
         read_request(tmp_path)
-    with pytest.raises(ConfigError, match="is divided already; leave clients out"):
+    with pytest.raises(ConfigError, match="is already divided; remove clients"):
         atoll.compare(methods, federation, clients=3, rounds=2)
     with pytest.raises(ConfigError, match="'avg' is a method object with its own hyper-parameters"):
         atoll.compare({"avg": methods["avg"]}, federation, rounds=2, set={"hidden": 4})

@@ -64,7 +64,7 @@ def test_validation_decides_a_grid_and_test_scores_of_others_stay_unread(tmp_pat
     row = found.tables[0].rows[0]
     assert (dict(row.point), row.points, row.mean) == ({"mu": 0.1}, 2, pytest.approx(0.71))
     text = repr(found)
-    assert "a: mu=0.1, chosen from 2 points by validation scores; test scores are" in text
+    assert "a: mu=0.1, selected among 2 points by validation scores; only its test" in text
     found.to_csv(tmp_path / "c.csv")
     for page in (text, found.markdown(), found.latex(), (tmp_path / "c.csv").read_text(),
                  json.dumps(found.summary())):  # fmt: skip
@@ -156,4 +156,4 @@ def test_clients_that_are_not_the_same_are_not_compared(tmp_path: Path) -> None:
         outcome(tmp_path, "a", [0.8, 0.8]), outcome(tmp_path, "b", [0.9, 0.9], partition=b"q")
     ])  # fmt: skip
     assert found.tables[0].tests == ()
-    assert "its clients are not those of the other methods" in " ".join(repr(found).split())
+    assert "its clients differ from the other methods' clients" in " ".join(repr(found).split())

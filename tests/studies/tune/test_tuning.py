@@ -162,7 +162,7 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         atoll.tune(["fedavg", "fedavg"])
     with pytest.raises(ConfigError, match="selects by test scores"):
         tune(compat=["test-selection"])
-    with pytest.raises(ConfigError, match="given by name"):
+    with pytest.raises(ConfigError, match="one method by name"):
         atoll.tune([atoll.methods.FedAvg])
     bare = federation()
     bare = replace(bare, graphs=tuple(replace(g, val=g.val * 0) for g in bare.graphs))
