@@ -38,7 +38,7 @@ def test_errors_are_one_sentence(cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert cli("claim", "cost", "--out", "file", code=2).stderr.startswith("error: ")
     result = cli("claim", "weights", "--data", "lagoon:nodes=60", "--clients", 1, code=2)
-    assert result.stderr.startswith("error: weights of clients are compared")
+    assert result.stderr.startswith("error: this command compares clients")
     assert "did you mean 'bound'" in cli("claim", "boud", code=2).stderr
 
 

@@ -150,7 +150,7 @@ def test_what_goes_wrong_in_a_process_costs_one_cell_alone(
     assert all(outcome.fresh for outcome in outcomes)
     for name, events in states(folder).items():
         assert events == ["begin", "failed" if name in errors else "end"]
-    assert "another process cannot load the objects of here" in caplog.text
+    assert "another process cannot load here" in caplog.text
     assert "object" not in caplog.text
     assert outcomes[2].summary is not None
     assert outcomes[3].summary is not None
@@ -236,7 +236,7 @@ def test_a_worker_that_cannot_load_a_run_leaves_it_to_the_parent(
         outcomes = run_study(tmp_path / "s", [*runs, *plain()], about=ABOUT, jobs=2, observer=heard)
     errors = {o.run.name: o.error for o in outcomes if o.error}
     assert errors == {"leaving": "its process ended with status 3"}
-    assert "the objects of unloadable (ValueError: not here)" in caplog.text
+    assert "cannot load unloadable (ValueError: not here)" in caplog.text
     assert states(tmp_path / "s")["unloadable"] == ["refused", "begin", "end"]
     assert heard.jobs[1] == max(1, cores() // 2)
 
@@ -411,7 +411,7 @@ GB = 1 << 30
 
 
 def test_runs_under_way_never_take_more_than_the_gpu_has() -> None:
-    """Eleven processes and 140 GB: the expensive cells that fit, and cheap cells in addition."""
+    """Eleven processes and 140 GB: the dear ones that fit, and cheap ones beside them."""
     big = [RunGroup((StudyRun(f"big{i}", RunConfig()),), "a", 50, 30 * GB) for i in range(12)]
     small = [RunGroup((StudyRun(f"small{i}", RunConfig()),), "b", 3, 2 * GB) for i in range(40)]
     order, idle, names = Schedule([*big, *small], room=134 * GB), 11, list[str]()

@@ -188,7 +188,7 @@ def run_parallel(
             study_run.note(settings.folder, "stopped", name)  # its process has ended
     if parent.refused:
         names, reason = ", ".join(parent.refused), next(iter(parent.refused.values()))
-        words = "another process cannot load the objects of %s (%s); it runs in this process"
+        words = "another process cannot load %s (%s); it runs in this process"
         logger.warning(words, names, reason)
     if parent.stopped:
         raise Stopped(settings.folder, 0, 0)

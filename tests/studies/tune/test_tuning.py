@@ -169,7 +169,7 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(DataError, match="no client of 'lagoon' has validation data"):
         atoll.tune("fedavg", bare, trials=1, **SMALL)
     atoll.run("fedavg", "lagoon:nodes=150", rounds=1, clients=2, out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds a run"):
+    with pytest.raises(ConfigError, match="contains a run"):
         tune(out=tmp_path / "run")
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[tune\]'"):
