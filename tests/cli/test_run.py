@@ -176,8 +176,8 @@ def test_three_banks_by_column_and_by_themselves(cli, tmp_path: Path) -> None:
 def test_the_wrong_number_of_clients_for_a_column(cli) -> None:
     result = cli("run", "--data", THREE_BANKS, "--clients", 5, code=2)
     assert result.stderr == (
-        "error: column 'bank' of 'three-banks' has 3 values, so it gives 3 clients, not 5; leave "
-        "the number out or use that one\n"
+        "error: column 'bank' of 'three-banks' has 3 values, so it gives 3 clients, not 5; "
+        "remove the number or use that one\n"
     )
 
 

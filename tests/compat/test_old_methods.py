@@ -35,7 +35,7 @@ def test_a_loss_without_a_graph_gets_the_new_signature(cli) -> None:
 
 def test_a_module_that_moved_gets_the_new_import(cli) -> None:
     found = says(cli, "fedplain.py:FedPlain")
-    assert "imports a name from atoll.core.layers that is not there" in found
+    assert "imports a name from atoll.core.layers that does not exist" in found
     assert "from atoll import" in found
 
 

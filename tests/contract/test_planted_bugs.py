@@ -173,7 +173,7 @@ class ARandomServer(FedAvg):
 # Memory outside the trees
 
 
-@bug("step 'train' keeps something on self")
+@bug("step 'train' stores data on self")
 @dataclass(frozen=True)
 class AStateOnSelf(FedAvg):
     @client_step
@@ -183,7 +183,7 @@ class AStateOnSelf(FedAvg):
         return Update(model, graph.size("nodes")), state
 
 
-@bug("step 'train' keeps something on self")
+@bug("step 'train' stores data on self")
 @dataclass(frozen=True)
 class ACacheOnSelf(FedAvg):
     cache: dict[str, int] = field(default_factory=dict)

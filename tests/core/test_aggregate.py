@@ -270,7 +270,7 @@ def test_a_rule_with_a_state_runs_with_every_averaging_method(name, tmp_path):
 
 def test_privacy_accepts_only_the_mean():
     method = small("fedavg", aggregate=Median())
-    with pytest.raises(ConfigError, match=r"only aggregate=mean.*leave out --set aggregate"):
+    with pytest.raises(ConfigError, match=r"only aggregate=mean.*remove --set aggregate"):
         Noised(net=method.net, base=method, clip=1.0, noise=1.0)
 
 

@@ -20,7 +20,7 @@ from atoll.core.errors import ConfigError
 from atoll.core.task import Scores
 from atoll.core.tree import leaves, tree_map
 from atoll.deploy.coordinator import outcome
-from atoll.deploy.federated import Diverged, Returns
+from atoll.deploy.federated import Diverged
 from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import Packet
 from atoll.engines.plausible import LARGEST
@@ -524,16 +524,6 @@ def test_a_site_that_returns_and_fails_each_time_waits_longer(phase, make_room):
     room.run(room.order("fedavg", rounds=rounds, set=SMALL, epochs=1), fleet)
     assert len(begun) <= 10
     assert fleet.calls.count(("site-1", "train")) <= rounds + 10
-
-
-def test_a_site_that_stayed_long_enough_returns_at_once():
-    returns = Returns()
-    for number, wait in enumerate([1, 1, 1, 2, 4, 8]):
-        returns.lost(LIAR, 100 * number)
-        assert returns.next[LIAR] == 100 * number + wait
-        returns.back(LIAR, 100 * (number + 1) - 1)
-    returns.lost(LIAR, 700)
-    assert returns.next[LIAR] == 701
 
 
 SHAPES = {

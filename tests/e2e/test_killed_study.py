@@ -123,4 +123,4 @@ def test_two_processes_do_not_share_a_study(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         result = CliRunner().invoke(main, [*STUDY, str(tmp_path)])
     assert result.exit_code == 2
-    assert "another process works on the study" in result.output
+    assert "another process is running the study" in result.output

@@ -84,7 +84,7 @@ def test_a_plug_and_its_base_get_the_same_rule() -> None:
         ("local", "median", "local takes no aggregation rule: nothing is aggregated; remove"),
         ("fedpub", "median", "fedpub takes no aggregation rule: every client gets a mixture"),
         ("gcfl", "median", "gcfl takes no aggregation rule: the mean of each cluster's updates"),
-        ("fedproto", "median", "fedproto averages models only with share_weights; leave out"),
+        ("fedproto", "median", "fedproto averages models only with share_weights; remove"),
     ],
 )
 def test_a_wrong_rule_is_one_sentence(method: str, text: str, sentence: str) -> None:

@@ -71,7 +71,7 @@ def test_the_card_leads_with_the_metric_that_chose_the_round(tmp_path):
 def test_a_wire_line_of_several_lines_is_whole():
     net = atoll.nn.GCN(3, 2)
     wire = wire_of(atoll.methods.METHODS["fedproto"](net))
-    assert wire.startswith("down: prototypes, which of them are known, the seed of the common init")
+    assert wire.startswith("down: prototypes, which of them are known, the key of the common init")
     assert wire.endswith("the model both ways and num_nodes up")
 
 

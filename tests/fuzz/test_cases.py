@@ -31,7 +31,8 @@ def test_every_seed_is_a_real_input(targets):
     for case in targets.seeds():
         targets.all[case.kind](case)
     reasons = {event["reason"] for event in targets.site.audit.events(event="bad")}
-    assert all("it failed" in reason for reason in reasons)  # the step `train` got a reply's tree
+    # The step `train` got the tree of a reply.
+    assert all("it does not have the structure" in reason for reason in reasons), reasons
 
 
 def test_an_error_of_another_type_inside_a_site_is_found(targets, monkeypatch):

@@ -392,13 +392,13 @@ def _check_form(site: Site, part: Part) -> None:
 
     Otherwise a server could find out the size of the graph by sending tensors that may fit it.
     """
-    site.private = site.private or (private := part.config.dp is not None)
+    site.private |= part.config.dp is not None
     tree = decode(part.files[SENT[1]], limit=site.policy.model_bytes, finite=False)
-    if private:
+    if part.config.dp is not None:
         like = Federation((part.data.graph,), part.data.classes)
         if Form.of(tree) != first_model(with_privacy(part.method, part.config.dp), like):
-            what = f"the model of seed {part.seed}"
-            raise WireError(f"{what} is not of its method's shapes and types")
+            form = "not of its method's shapes and types"
+            raise WireError(f"the model of seed {part.seed} is {form}")
 
 
 def _add_own_part(site: Site, manifest: Manifest, part: Part, folder: Path) -> None:

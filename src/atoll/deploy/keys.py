@@ -14,10 +14,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import msgspec
 
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import finish_replacing, replacing, write_atomically
@@ -202,27 +200,41 @@ def approve(
         nvflare(work, "cert", "approve", str(copy), *where, *lasting)
     if asked.kind == "site":
         members.sites = sorted({*members.sites, asked.name})
-    write_atomically(root / MEMBERS, msgspec.json.encode(members), mode=0o600)
+    members.write(root / MEMBERS)
     if about and asked.kind == "site" and asked.name not in about["sites"]:
         about["sites"].append(asked.name)
         write_about(desk, about)
     return signed
 
 
-class Members(msgspec.Struct):
+@dataclass
+class Members:
     """The sites that the root approved, and those whose names cannot come back."""
 
-    sites: list[str] = []
-    removed: list[str] = []
+    sites: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> Members:
+        """Read the names, or none if there is no file yet."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            members = cls(**found)
+            if any(type(name) is not str for name in (*members.sites, *members.removed)):
+                raise TypeError("a name is no text")
+        except (OSError, ValueError, TypeError) as error:
+            hint = "restore it from a backup"
+            raise ConfigError(f"'{file}' cannot be read ({error}); {hint}") from None
+        return members
+
+    def write(self, file: Path) -> None:
+        """Replace the file."""
+        write_atomically(file, json.dumps(asdict(self)).encode(), mode=0o600)
 
 
 def _members(federation: Path, about: AboutKit | None) -> Members:
     """Read the names next to the root's key, with those that only the administrator's kit has."""
-    file = federation / ROOT / MEMBERS
-    try:
-        found = msgspec.json.decode(file.read_bytes(), type=Members) if file.exists() else Members()
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"'{file}' cannot be read ({error}); restore it from a backup") from None
+    found = Members.read(federation / ROOT / MEMBERS)
     if about:
         found.sites = sorted({*found.sites, *about["sites"]})
         found.removed = sorted({*found.removed, *about.get("removed", ())})
@@ -251,7 +263,7 @@ def note_removed(federation: Path, name: str) -> bool:
         return False
     members = _members(federation, None)
     members.removed = sorted({*members.removed, name})
-    write_atomically(federation / ROOT / MEMBERS, msgspec.json.encode(members), mode=0o600)
+    members.write(federation / ROOT / MEMBERS)
     return True
 
 
