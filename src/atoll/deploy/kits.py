@@ -19,8 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-import msgspec
-
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import finish_replacing, write_atomically
 from atoll.deploy.audit import Json
@@ -226,6 +224,8 @@ def write_about(kit: Path, about: AboutKit) -> None:
 
 def about_kit(kit: Path) -> AboutKit:
     """Read the description of a kit's party."""
+    import msgspec  # late: `atoll --help` needs no kit
+
     file = kit / "kit.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=AboutKit)
