@@ -239,7 +239,7 @@ def test_the_card_of_a_site_with_tables_says_all_that_it_sent(trial, tmp_path):
         trial.sites[name] = Site(data, ALL, trial.kits / name / "atoll")
     assert trial.run(metric="average_precision") == {}
     card = (trial.model() / "seed-0" / "MODEL_CARD.md").read_text()
-    assert "Sent once, for the encoder: the names of columns and how they are read; for each" in card
+    assert "Sent once, for the encoder: the names of columns and how they are read" in card
     assert "its own mean loss; its own AUC; positives and negatives by bin; a bin with one" in card
 
 
