@@ -10,7 +10,7 @@ from atoll.core.errors import WireError
 from atoll.core.federation import Federation
 from atoll.core.random import make_key
 from atoll.core.tree import leaves, tree_map
-from atoll.deploy.forms import Form, Forms, played
+from atoll.deploy.forms import Form, Forms, played, short
 from atoll.deploy.policy import Policy
 from atoll.engines.codec import decode
 from atoll.engines.fleet import Packet
@@ -20,6 +20,7 @@ from atoll.experiment.config import config_text, make_config
 from atoll.experiment.metrics import Evaluator
 from atoll.experiment.rounds import Experiment
 from atoll.methods import METHODS
+from atoll.methods.fedgnn import Download, Twins
 from atoll.testing import small_federation
 from tests.deploy.private_site import ask, make_site
 
@@ -131,6 +132,68 @@ def test_a_message_does_not_widen_the_network(tmp_path):
     deep = [model[0], {"weight": torch.zeros(5, 5), "bias": torch.zeros(5)}, model[1]]
     for message in (wide, deep):
         assert "was refused" in ask(site, message).head["reason"]
+
+
+def test_no_step_of_fedgnn_runs_without_its_disclosures(tmp_path):
+    """With `note` and `train` only, a server got the label and the role of each node."""
+    site, method = begun(tmp_path, method="fedgnn", set={"hidden": 5})
+    twins = Twins(torch.full((1, 5), 1e6), torch.ones(1))
+    model = method.net.init(make_key(0))
+    for step, message in (("note", torch.tensor([3])), ("train", Download(model, twins))):
+        answer = ask(site, message, step=step)
+        assert "does not allow step 'announce' to disclose 'keys'" in answer.head["reason"]
+    allowed = Policy(disclose="declared")
+    site, _ = begun(tmp_path / "other", allowed, method="fedgnn", set={"hidden": 5})
+    assert ask(site, torch.tensor([3]), step="note").head == {}
+
+
+def test_a_large_blank_is_refused_before_it_costs_memory(tmp_path):
+    site, _ = begun(tmp_path, method="fedgnn", set={"hidden": 5})
+    answer = ask(site, torch.zeros(100_000_000, 0), step="announce")
+    assert "to disclose 'keys'" in answer.head["reason"]
+
+
+def test_training_that_diverges_on_synthetic_clients_refuses_no_run(tmp_path):
+    settings = {"hidden": 5, "net": "gin", "optimizer": "sgd", "lr": 1e5}
+    for name in ("fedavg", "scaffold", "moon", "fedproto", "fedtad"):
+        begun(tmp_path / name, method=name, set=settings, epochs=5)
+
+
+def test_rows_of_nodes_may_be_any_number():
+    """FedSage+'s `answer` gets a row for each generated slot, whose number depends on the data."""
+    federation = small_federation()
+    settings = {"hidden": 5, "generator_rounds": 2, "wide": 8}
+    config = make_config(method="fedsage+", rounds=4, set=settings)
+    method = build_method(config, federation.features, federation.classes, "node")
+    forms = Forms.of(method, federation, 4, 1.0, batching_of(0))
+    (form,) = forms.known[type(method), "answer", "message"]
+    assert all(axes[0] is None for axes, _ in form.tensors)
+
+
+def test_a_play_repeats_nothing():
+    settings = {"iterations": 10_000, "base": "fedprox"}
+    config = make_config(method="fedtad", rounds=4, set=settings, epochs=9)
+    method = short(build_method(config, 5, 3))
+    assert (method.iterations, method.epochs, method.base.epochs) == (1, 1, 1)
+
+
+def test_the_watchdog_limits_a_begin_as_a_step(tmp_path):
+    site = make_site(tmp_path, Policy(seconds=7, round_seconds=90))
+    assert site.seconds(Packet({"do": "begin"}, b"")) == 7
+    assert site.seconds(Packet({"do": "hello"}, b"")) == 90
+
+
+def test_a_site_checks_its_reply(tmp_path, monkeypatch):
+    site, method = begun(tmp_path, method="fedavg", set={"hidden": 5})
+    honest = site.job._run
+
+    def wide(*given):
+        reply, state = honest(*given)
+        return tree_map(lambda leaf: leaf.unsqueeze(0), reply), state
+
+    monkeypatch.setattr(site.job, "_run", wide)
+    answer = ask(site, method.start(make_key(0)))
+    assert "a reply of step 'train' was refused" in answer.head["reason"]
 
 
 def test_a_reply_of_another_form_is_refused(tmp_path):

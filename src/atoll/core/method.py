@@ -92,6 +92,7 @@ class Step:
     keeps_state: bool = False  # the step does not change the private state, and returns a reply
     # Reply fields with a node or edge axis, each with the reason why it must leave the client.
     discloses: Reasons = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    rows: bool = False  # whether the first axis of its message and reply depends on other clients
 
     def __call__(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
         result = self.function(self.owner, graph, message, state, key)
@@ -114,9 +115,10 @@ class StepDefinition(Generic[Reply_co]):
         vectorize: Vectorize = True,
         keeps_state: bool = False,
         discloses: Reasons | None = None,
+        rows: bool = False,
     ) -> None:
         self.function, self.vectorize, self.keeps_state = function, vectorize, keeps_state
-        self.discloses = MappingProxyType(dict(discloses or {}))
+        self.discloses, self.rows = MappingProxyType(dict(discloses or {})), rows
         self.__doc__ = function.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -130,7 +132,7 @@ class StepDefinition(Generic[Reply_co]):
         if instance is None:
             return self
         vectorize = self.vectorize(instance) if callable(self.vectorize) else self.vectorize
-        options = vectorize, self.keeps_state, self.discloses
+        options = vectorize, self.keeps_state, self.discloses, self.rows
         return TypedStep[Reply_co](instance, self.function, self.name, *options)
 
 
@@ -155,11 +157,19 @@ def declared_steps(owner: object) -> list[Step]:
 def client_step(function: Callable[..., tuple[Reply, object]]) -> StepDefinition[Reply]: ...
 @overload
 def client_step(
-    *, keeps_state: Literal[True], vectorize: Vectorize = ..., discloses: Reasons = ...
+    *,
+    keeps_state: Literal[True],
+    vectorize: Vectorize = ...,
+    discloses: Reasons = ...,
+    rows: bool = ...,
 ) -> Callable[[Callable[..., Reply]], StepDefinition[Reply]]: ...
 @overload
 def client_step(
-    *, keeps_state: Literal[False] = ..., vectorize: Vectorize = ..., discloses: Reasons = ...
+    *,
+    keeps_state: Literal[False] = ...,
+    vectorize: Vectorize = ...,
+    discloses: Reasons = ...,
+    rows: bool = ...,
 ) -> Callable[[Callable[..., tuple[Reply, object]]], StepDefinition[Reply]]: ...
 def client_step(function: Callable[..., Any] | None = None, **options: Any) -> object:
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.

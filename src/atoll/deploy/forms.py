@@ -8,18 +8,20 @@ ask for more classes, widen the network, or name a network that stays at the sit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from atoll.core.batching import Batching
-from atoll.core.errors import WireError
+from atoll.core.errors import ConfigError, WireError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph
 from atoll.core.method import Method, Step
-from atoll.core.tree import Tree, leaves, structure, tree_map
+from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
+from atoll.deploy.audit import Json
+from atoll.deploy.policy import Policy
 from atoll.engines.clients import Simulation
 from atoll.engines.prepare import EngineInputs
 from atoll.engines.serial import Serial
@@ -28,6 +30,7 @@ from atoll.experiment.metrics import Evaluator
 from atoll.experiment.rounds import Experiment
 
 Axes = tuple[int | None, ...]  # sizes of a tensor's axes. None: the size depends on the clients
+REPEATED = ("epochs", "steps", "iterations", "exchanges")
 MOST = 100_000  # rounds in which a change of stage is looked for
 
 
@@ -68,12 +71,14 @@ class Forms:
     """The forms of every step's messages and replies."""
 
     known: dict[tuple[type, str, str], list[Form]] = field(default_factory=dict)
+    sent: dict[tuple[type, str], tuple[Step, set[str]]] = field(default_factory=dict)  # fields
 
     @classmethod
     def of(
         cls, method: Method, like: Federation, rounds: int, fraction: float, batching: Batching
     ) -> Self:
         """Play rounds on synthetic clients with the features, classes and task of a federation."""
+        method = short(method)
         forms, made = cls(), [make_probe(like, {}, torch.zeros(()), more).graphs for more in (0, 4)]
         # Axes that count clients, or their nodes, differ. One client gets nothing of others.
         for graphs in (made[0][:1], made[0], (*made[1], made[0][0])):
@@ -89,6 +94,14 @@ class Forms:
         for number in played(experiment.method, experiment.rounds):
             run.server, _ = run.play(run.server, run.simulation.clients(number), with_train=True)
 
+    def check_disclosure(self, policy: Policy) -> None:
+        """Refuse a method that needs a disclosure which the policy does not allow, in any step.
+
+        Otherwise the steps around the refused one could be asked without it.
+        """
+        for step, names in self.sent.values():
+            policy.check_reply(step, names)
+
     def engine(self, inputs: EngineInputs) -> Serial:
         """Make an engine that records every message and reply."""
         return _Recording(inputs.graphs(), self)
@@ -96,6 +109,11 @@ class Forms:
     def add(self, step: Step, part: str, tree: Tree) -> None:
         """Record the form of a message or of a reply."""
         found, forms = Form.of(tree), self._of(step, part)
+        if step.rows:  # their number can be the same by chance
+            found.tensors = [((None, *axes[1:]) if axes else (), t) for axes, t in found.tensors]
+        if part == "reply":
+            names = {name.split(".")[0] for name, _ in named_leaves(tree)}
+            self.sent.setdefault((type(step.owner), step.name), (step, set()))[1].update(names)
         alike = next((form for form in forms if form.like(found)), None)
         if alike is None:
             forms.append(found)
@@ -123,9 +141,30 @@ class _Recording(Serial):
     def run_one(self, step: Step, position: int, message: Tree, key: Tensor) -> Tree:
         self.forms.add(step, "message", message)
         reply = super().run_one(step, position, tree_map(torch.clone, message), key)
+        # Training on random features may diverge. Only the forms matter here.
+        reply, self.states[position] = tree_map(_small, (reply, self.states[position]))
         if not isinstance(step.owner, Evaluator):  # its flags determine its reply
             self.forms.add(step, "reply", reply)
         return reply
+
+
+def _small(leaf: Tensor) -> Tensor:
+    return leaf.nan_to_num(0.0).clamp(-1e3, 1e3) if leaf.is_floating_point() else leaf
+
+
+def short(method: Method) -> Method:
+    """Return the method with one epoch, step and iteration of each kind: they change no form."""
+    changed: Json = {}
+    for part in fields(method):
+        value = getattr(method, part.name)
+        if isinstance(value, Method):
+            changed[part.name] = short(value)
+        elif type(value) is int and part.name.endswith(REPEATED):
+            changed[part.name] = min(value, 1)
+    try:
+        return replace(method, **changed)
+    except ConfigError:  # a combination that this method does not allow
+        return method
 
 
 def played(method: Method, rounds: int) -> list[int]:

@@ -291,6 +291,8 @@ class Site:
     def seconds(self, packet: Packet) -> float:
         """Return the time limit of an answer, from the policy and the round's work so far."""
         job, policy = self.job, self.policy
+        if packet.head.get("do") == "begin":  # it plays rounds on synthetic clients
+            return min(policy.seconds, policy.round_seconds)
         if packet.head.get("do") != "step":
             return policy.round_seconds
         number = packet.head.get("round")
@@ -336,6 +338,8 @@ class Job:
         policy, work, number, began = self.site.policy, self.work, head.round, time.monotonic()
         step = self._named(head)
         policy.check_step(step, number)
+        if not isinstance(step.owner, Evaluator):
+            self.forms.check_disclosure(policy)
         if self.rounds is not None and number >= self.rounds:
             raise WireError(f"run '{self.run}' has {self.rounds} rounds, not round {number + 1}")
         policy.check_work(work.questions[number], work.seconds[number])
@@ -365,6 +369,8 @@ class Job:
                 raise
             raise StepFailed from error
         kept = isinstance(reply, Scores) and keeps_scores(self.privacy)
+        if not isinstance(reply, Scores):
+            self.forms.check(step, "reply", reply)
         if not kept:  # a kept reply is the same for every site
             policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
         if self._diverged(step, reply, state, noise):

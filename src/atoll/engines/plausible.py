@@ -130,6 +130,9 @@ def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float,
         if not floats or part.name in (*COUNTS, "steps"):
             continue
         found[part.name] = (float(norm(floats)), usual)
+        if part.name == "control":  # SCAFFOLD's: the server adds it to every client's gradients
+            start = getattr(received, "control", None)
+            found["control"] = (float(norm(floats)), float(norm(start)) + 1 if leaves(start) else 1)
         if part.name == "model":
             start = getattr(received, "model", received)
             same = _form(start) == _form(value)

@@ -262,7 +262,7 @@ class FedSagePlus(Averaging):
         sample = self._sample(graph, self._seen(graph, state.generator, state.seed), state.shown)
         return self._show(state.generator["features"], sample), state
 
-    @client_step(discloses={"slopes": ANSWERED}, keeps_state=True)
+    @client_step(discloses={"slopes": ANSWERED}, keeps_state=True, rows=True)
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
         """Return the gradient of the feature loss against neighbours of random local nodes."""
         true, there = self._strangers(graph, shown.shape[1], key)
