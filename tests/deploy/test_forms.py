@@ -177,12 +177,6 @@ def test_a_play_repeats_nothing():
     assert (method.iterations, method.epochs, method.base.epochs) == (1, 1, 1)
 
 
-def test_the_watchdog_limits_a_begin_as_a_step(tmp_path):
-    site = make_site(tmp_path, Policy(seconds=7, round_seconds=90))
-    assert site.seconds(Packet({"do": "begin"}, b"")) == 7
-    assert site.seconds(Packet({"do": "hello"}, b"")) == 90
-
-
 def test_a_site_checks_its_reply(tmp_path, monkeypatch):
     site, method = begun(tmp_path, method="fedavg", set={"hidden": 5})
     honest = site.job._run

@@ -36,7 +36,7 @@ def test_a_killed_site_that_stays_away_is_left_out(trial):
     run, out = begun(trial, "--deadline", "5")
     trial.kill("site-3", "parent", "job")
     found = trial.finish(run)
-    assert "site-3 is left out" in found["said"]
+    assert "site-3 is excluded" in found["said"]
     left = [e for e in trial.events() if e["event"] == "left out"]
     assert [e["site"] for e in left] == ["site-3"]
     scored = (out / "metrics.csv").read_text().splitlines()

@@ -291,8 +291,6 @@ class Site:
     def seconds(self, packet: Packet) -> float:
         """Return the time limit of an answer, from the policy and the round's work so far."""
         job, policy = self.job, self.policy
-        if packet.head.get("do") == "begin":  # it plays rounds on synthetic clients
-            return min(policy.seconds, policy.round_seconds)
         if packet.head.get("do") != "step":
             return policy.round_seconds
         number = packet.head.get("round")

@@ -77,7 +77,7 @@ def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARG
 
 
 def tamed(reply: Tree) -> Tree:
-    """The reply with a loss in the range, which no site is left out for."""
+    """The reply with its loss cut to the range, so that a loss excludes no site."""
     if not isinstance(reply, Scores):
         return reply
     return replace(reply, loss=reply.loss.clamp(-LARGEST, LARGEST))
