@@ -106,7 +106,7 @@ class Supervisor:
             # `remove` also stops jobs, to continue them without the removed site.
             stopped = ended["status"] == "aborted" and gone.issuperset(self.removed())
             if stopped and not self._running(wait=PAUSE):
-                raise AtollError(f"the job was stopped, and the run is kept; {self._continue()}")
+                raise AtollError(f"the job was stopped, and the run is saved; {self._continue()}")
             fruitless = 0 if self.reached > before else fruitless + 1
             if fruitless > RESTARTS:
                 tried = f"the job was submitted {RESTARTS} times without one more round"
