@@ -59,7 +59,10 @@ def test_no_honest_message_is_refused(name, fraction):
     method = build_method(config, federation.features, federation.classes, "node")
     like = Federation(federation.graphs[:1], federation.classes)
     forms = Forms.of(method, like, 7, fraction, batching_of(0))
-    engine = lambda inputs: Checked(inputs.graphs(), forms)  # noqa: E731
+
+    def engine(inputs):
+        return Checked(inputs.graphs(), forms)
+
     Experiment(method, federation, rounds=7, fraction=fraction, engine=engine).run()
 
 

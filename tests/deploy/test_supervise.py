@@ -206,7 +206,9 @@ def test_a_job_that_another_administrator_stopped_stays_stopped(outcome, tmp_pat
     desk.status = lambda job: (
         desk.listed[int(job)].update(status="FINISHED:ABORTED") or ("FINISHED:ABORTED")
     )
-    with pytest.raises(AtollError, match="the job was stopped, and the run is saved; continue with"):
+    with pytest.raises(
+        AtollError, match="the job was stopped, and the run is saved; continue with"
+    ):
         supervised(desk, tmp_path)[0].run()
     assert len(desk.submitted) == 1
 
