@@ -184,8 +184,8 @@ def run_parallel(
     finally:
         last = dict.fromkeys(parent.running, "begin")
         last |= {event["cell"]: event["event"] for event in parent.events.read()}
-        for name in (name for name, event in last.items() if event in ("begin", "notes")):
-            study_run.note(settings.folder, "stopped", name)  # its process has ended
+        for name in (name for name in runs if last.get(name) in ("begin", "notes")):
+            study_run.note_stop(settings.folder, runs[name])  # its process has ended
     if parent.refused:
         names, reason = ", ".join(parent.refused), next(iter(parent.refused.values()))
         words = "another process cannot load %s (%s); it runs in this process"

@@ -176,8 +176,7 @@ def _run_at_once(group: Sequence[StudyRun], observe: Observe, settings: StudySet
         run_program(group, observe, settings)
     except (Stopped, KeyboardInterrupt):
         for run in group:
-            ended = read_outcome(settings.folder, run) is not None
-            note(settings.folder, "end" if ended else "stopped", run.name)
+            note_stop(settings.folder, run)
         raise
 
 
@@ -199,7 +198,7 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
                 result.save(to, tables=False)
     except (Stopped, KeyboardInterrupt) as stop:
         if isinstance(stop, KeyboardInterrupt) or judge is None or not judge.pruned:
-            note(folder, "stopped", run.name)
+            note_stop(folder, run)
             raise
     except Exception as error:  # an error of one method must not stop the other runs
         sentence = str(error)
@@ -229,6 +228,12 @@ def note_failure(folder: Path, outcome: RunOutcome) -> RunOutcome:
     about = {"error": outcome.error, "kind": outcome.kind, **curve}
     note(folder, "failed", outcome.run.name, **about)
     return outcome
+
+
+def note_stop(folder: Path, run: StudyRun) -> None:
+    """Write the line of an interrupted run, which may have ended just before the interrupt."""
+    ended = read_outcome(folder, run) is not None
+    note(folder, "end" if ended else "stopped", run.name)
 
 
 def note(folder: Path, event: str, name: str, **more: object) -> None:
