@@ -6,16 +6,18 @@ A `Result` does not depend on plots and predictions, so this module, in the top 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.data.archive import is_federation_file, load_federation, save_federation
-from atoll.data.divide import federate
+from atoll.data.divide import BATCH_SIZE, federate
 from atoll.data.load import load as load_any
 from atoll.data.source import GraphGroup, GraphSet, Source
+from atoll.data.split import Ratios
 from atoll.experiment.config import owner_column
 from atoll.experiment.folder import read_result
 from atoll.experiment.predict import Trained
@@ -49,13 +51,31 @@ def plot(result: Result, kind: str = "convergence") -> Figure:
     return plot_result(result, kind)
 
 
-def predict(result: Result, data: str | Path | Data, **options: Any) -> Predictions:
-    """Predict the classes of new nodes with a saved result. See `atoll.experiment.predict`.
+def predict(
+    result: Result,
+    data: str | Path | Data,
+    *,
+    joined: bool = False,
+    client: str | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    block: int | None = None,
+    threshold: float | None = None,
+    method: Method | None = None,
+) -> Predictions:
+    """Predict the classes of new nodes with a saved result.
 
     Args:
         result: A saved result (`out=`), because its folder contains the model.
         data: A folder of tables with the columns of the training data, or a Python object.
-        **options: joined, client, seed, device, block and method, as in `atoll predict`.
+        joined: The tables contain new nodes of the training graph, and their edges may name old
+            nodes. Otherwise they are a separate graph.
+        client: The owner of all new nodes. By default their owner column or folder names it.
+        seed: A seed of the run. The default is its first seed.
+        device: "auto", "cpu" or "cuda".
+        block: Nodes that are predicted at a time. By default as many as fit into memory.
+        threshold: Least probability of the positive class for an alert. By default the run's own.
+        method: The method object of a run that was started with one.
 
     Examples:
         >>> import atoll
@@ -63,7 +83,10 @@ def predict(result: Result, data: str | Path | Data, **options: Any) -> Predicti
         >>> result.predict("lagoon").probabilities.shape
         (3000, 6)
     """
-    return predict_new(_folder_of(result), data, **options)
+    return predict_new(
+        _folder_of(result), data, joined=joined, client=client, seed=seed, device=device,
+        block=block, threshold=threshold, method=method,
+    )  # fmt: skip
 
 
 def model(
@@ -102,7 +125,14 @@ Result.model = model
 
 
 def load(
-    name: str, *, root: str | Path | None = None, **options: Any
+    name: str,
+    *,
+    root: str | Path | None = None,
+    clients: int = CLIENTS,
+    seed: int = 0,
+    schema: str | Path | None = None,
+    own: Mapping[str, object] | None = None,
+    lazy: bool = False,
 ) -> Source | GraphSet | GraphGroup | Federation:
     """Load one whole graph, a set of small graphs, or a group of such sets, by name or path.
 
@@ -111,8 +141,11 @@ def load(
     Args:
         name: Name or path. `atoll datasets` lists the names.
         root: Folder of data sets (default: ATOLL_DATA, else ~/.cache/atoll/data).
-        **options: clients and seed for the built-in data; schema for your own tables; lazy for
-            a federation that does not fit into memory.
+        clients: Number of owners in the built-in data.
+        seed: Seed of the built-in data.
+        schema: A TOML file with the column roles of your own tables.
+        own: How to read your own tables, such as {"dangling": "drop"}. See `--own`.
+        lazy: Keep no graph of a federation file in memory. Only such a file takes this option.
 
     Examples:
         >>> import atoll
@@ -121,8 +154,10 @@ def load(
         (3000, 6)
     """
     if is_federation_file(name):
-        return load_federation(name, **options)
-    return load_any(name, root=root, **options)[0]
+        return load_federation(name, lazy=lazy)
+    if lazy:
+        raise ConfigError(f"lazy is for a federation file, but '{name}' is none; remove it")
+    return load_any(name, root=root, clients=clients, seed=seed, schema=schema, own=own)[0]
 
 
 def partition(
@@ -131,7 +166,11 @@ def partition(
     *,
     clients: int | None = None,
     seed: int = 0,
-    **options: Any,
+    split: str = RULES.split,
+    ratios: Ratios | None = None,
+    partition_seed: int | None = None,
+    allow: Collection[str] = (),
+    batch_size: int = BATCH_SIZE,
 ) -> Federation:
     """Divide a graph, or a set of graphs, among clients, and split each client's nodes into roles.
 
@@ -142,7 +181,11 @@ def partition(
             per set for a group.
         clients: Number of clients, by default 5. Owners and groups determine the number.
         seed: Seed of the partition and the split.
-        **options: split, ratios, allow and more, see `atoll.data.divide.federate`.
+        split: As `--split` on the command line.
+        ratios: Fractions of training, validation and test. By default the split's own.
+        partition_seed: Seed of the partition, if it differs from `seed`.
+        allow: "no-edge" and "single-class" accept such clients.
+        batch_size: Training graphs per step. 0 uses all graphs of a client. For sets of graphs.
 
     Examples:
         >>> import atoll
@@ -155,13 +198,16 @@ def partition(
     if isinstance(source, Federation):
         raise ConfigError(f"'{source.name}' is already a divided federation; use it unchanged")
     ready = source.prepared()
-    if not isinstance(ready, Source):
-        count = clients if isinstance(ready, GraphGroup) else clients or CLIENTS
-        return federate(ready, clients=count, partition=recipe, seed=seed, **options)
-    column = owner_column(ready, ready.name)
-    recipe = recipe or (f"column:{column}" if column else RULES.partition)
-    count = clients if recipe.startswith("column:") else clients or CLIENTS
-    return federate(ready, clients=count, partition=recipe, seed=seed, **options)
+    if isinstance(ready, Source):
+        column = owner_column(ready, ready.name)
+        recipe = recipe or (f"column:{column}" if column else RULES.partition)
+        fixed = recipe.startswith("column:")
+    else:
+        fixed = isinstance(ready, GraphGroup)
+    return federate(
+        ready, clients=clients if fixed else clients or CLIENTS, partition=recipe, split=split,
+        ratios=ratios, seed=seed, partition_seed=partition_seed, allow=allow, batch_size=batch_size,
+    )  # fmt: skip
 
 
 def save(federation: Federation, path: str | Path) -> Path:

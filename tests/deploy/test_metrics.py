@@ -229,10 +229,10 @@ HOSTILE = (
 def test_no_bytes_end_the_pages_or_print_a_traceback(kits, data, capfd):
     port = free_port()
     with serving(kits["server"], port, list):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
-            with suppress(OSError):  # the server may hang up before all bytes are sent
-                line.sendall(data)
-                line.shutdown(socket.SHUT_WR)
-                line.recv(1 << 16)
+        line = socket.create_connection(("127.0.0.1", port), timeout=10)
+        with line, suppress(OSError):  # the server may hang up before all bytes are sent
+            line.sendall(data)
+            line.shutdown(socket.SHUT_WR)
+            line.recv(1 << 16)
         assert get(port, "/metrics")[0] == 200
     assert capfd.readouterr() == ("", "")

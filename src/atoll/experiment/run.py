@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from atoll.core.batching import batching_of
 from atoll.core.clock import OFF, Clock
@@ -23,7 +23,7 @@ from atoll.data.load import is_own
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment import problem as problems
 from atoll.experiment.build import build_method, check_memory
-from atoll.experiment.config import RunConfig, make_config, read_config
+from atoll.experiment.config import RunConfig, RunOptions, make_config, read_config
 from atoll.experiment.continued import extend, trained_models
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, cores, start, synchronize, tuned_process
@@ -58,7 +58,7 @@ def run(
     observer: Observer | None = None,
     save_every: float = SAVE_EVERY,
     log: str | Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Result:
     """Run a method on data and return the result.
 
@@ -71,9 +71,7 @@ def run(
         observer: Is notified of progress.
         save_every: Least seconds between two checkpoints.
         log: Other tools for the numbers of every round: "tensorboard", "mlflow", or both.
-        **options: As in `RunConfig`: clients, partition, split, protocol, rounds, epochs,
-            fraction, seeds, seed, device, chunk, set, compat, evaluate, allow, batch_size, task,
-            data_root, schema, own, dp, from_run, held_out_client.
+        **options: The fields of `RunConfig`: clients, partition, rounds, seeds, set and others.
 
     Examples:
         >>> import atoll

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from atoll.core.federation import Federation, LazyGraphs, each
 from atoll.core.graph import Graph
 from atoll.data.measure.heterogeneity import describe
 from atoll.experiment.baseline import without_test
-from atoll.experiment.config import make_config, resolve, run_command
+from atoll.experiment.config import RunOptions, make_config, resolve, run_command
 from atoll.experiment.metrics import label_of
 from atoll.experiment.problem import Division, FederationCache, Problem
 from atoll.methods import method_class
@@ -123,23 +123,25 @@ def _too_few(test: PairedTest, metric: str) -> str:
 
 def advise(
     candidates: Sequence[str] = CANDIDATES,
+    data: str = "lagoon",
     *,
     minutes: float = MINUTES,
     observer: StudyObserver | None = None,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Advice:
     """Compare candidate methods in short runs on a federation, and recommend one.
 
     Args:
         candidates: Names, also with settings: `fedprox:mu=0.1`. `REFERENCES` always take part.
+        data: A name or path.
         minutes: Approximate time budget.
         observer: Is notified of progress.
-        **options: Data, division, rounds, seed, metric and device, as in `RunConfig`.
+        **options: Division, rounds, seed, metric and device, as in `atoll.run`.
     """
     if not 0 < minutes < math.inf:
         raise ConfigError(f"minutes is {minutes:g}; give a number above 0")
     with TemporaryDirectory(prefix="atoll-advise-") as folder:
-        race = _Race(options, minutes, Path(folder), observer or StudyObserver())
+        race = _Race({**options, "data": data}, minutes, Path(folder), observer or StudyObserver())
         race.enter(candidates)
         return race.run()
 

@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
-from atoll.experiment.config import in_python, option_words
+from atoll.experiment.config import CompareOptions, in_python, option_words
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.problem import Data, FederationCache
@@ -56,7 +56,7 @@ def compare(
     observer: StudyObserver | None = None,
     log: str | Sequence[str] = (),
     jobs: int | str = 1,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Run methods on the same partitions and seeds, and test whether they differ.
 

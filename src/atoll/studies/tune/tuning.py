@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
@@ -45,7 +45,7 @@ def tune(
     out: str | Path | None = None,
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
-    **options: Any,
+    **options: Unpack[configs.TuneOptions],
 ) -> TuningResult:
     """Search for the best hyper-parameters on validation scores, then test them once.
 
@@ -61,7 +61,7 @@ def tune(
         out: Folder. The same tuning in it continues. None saves nothing.
         observer: Is notified of progress.
         jobs: Number of parallel processes, or "auto". It does not change the result.
-        **options: As in `RunConfig`.
+        **options: Other options of `atoll.run`: clients, partition, rounds, metric, ...
 
     Example:
         >>> import atoll
@@ -79,8 +79,8 @@ def tune(
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("give at least one method by name: atoll.tune(['fedavg'], ...)")
     given = None if isinstance(data, str) else data
-    options |= {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
-    config = configs.make_config(method=names[0], seeds=trial_seeds, **options)
+    about = {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
+    config = configs.make_config(method=names[0], seeds=trial_seeds, **about, **options)
     ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
     budget: Json = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
     request = TuningRequest(methods=names, config=config, search=ranges, **budget)
