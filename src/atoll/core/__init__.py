@@ -2,5 +2,6 @@
 
 Start with `method` (the contract of a method), then `training` (the part that most methods share),
 `aggregate` (the server) and `fit` (the epoch loop). This package imports no third-party library
-except torch. Networks are in `atoll.nn`, methods in `atoll.methods`, execution in `atoll.engines`.
+except torch, and Triton for its GPU kernels (`kernels`). Networks are in `atoll.nn`, methods in
+`atoll.methods`, execution in `atoll.engines`.
 """

@@ -15,7 +15,11 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.utils import _pytree as pytree
 
-Tree = Any  # a recursive type that no checker follows through records; leaves are tensors
+Tree = Any
+"""A tensor, or a nested list, tuple, dict or record of trees.
+
+The type is Any, because no type checker follows a recursive type through records.
+"""
 T = TypeVar("T")
 
 RECORDS: dict[str, type[Any]] = {}
@@ -173,7 +177,7 @@ def num_bytes(tree: Tree) -> int:
 
 
 def all_finite(tree: Tree) -> bool:
-    """Whether all floating-point tensors of a tree are finite, with one device-to-host copy."""
+    """Whether all float tensors of a tree are finite, usually with one device-to-host copy."""
     # A sum of finite numbers is finite unless it overflows. Then the exact check decides.
     floats = [leaf for leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
     if not floats:

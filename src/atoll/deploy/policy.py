@@ -40,7 +40,10 @@ class OverLimit(WireError):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The owner's choices, by the keys of the file. None allows everything."""
+    """The owner's choices, by the keys of the file.
+
+    None sets no limit, but `methods = None` allows only the methods that come with Atoll.
+    """
 
     methods: tuple[str, ...] | None = None  # by default all methods of Atoll
     steps: tuple[str, ...] | None = None  # names of steps

@@ -414,8 +414,9 @@ class Job:
     def _question(self, step: Step, head: Question, body: bytes) -> bytes:
         """Return everything that determines an answer, except the owner's data.
 
-        The lineage represents the private state: all questions that led to it. Without it a server
-        could ask one question on two states, and equal answers would show equal updates.
+        The site derives its noise from these bytes, so an equal question gets equal noise. The
+        lineage is a hash of the questions that led to the private state. Without it, one question
+        on two states would get the same noise, and the answers would show how the updates differ.
         """
         scale = [step.owner.clip, step.owner.noise] if isinstance(step.owner, Noised) else []
         parts = [self.run, self.lineage, scale, step.name, head.round, head.key]

@@ -119,7 +119,7 @@ def widest(received: Tree) -> float:
 def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float, float]]:
     """Return the norm of each float field, and a norm that is always plausible.
 
-    The norm of `model` is the norm of its update. Scores cannot harm another site.
+    The norm of `model` is the norm of its update. Scores have no norm: they harm no other site.
     """
     if isinstance(reply, Scores) or not is_dataclass(reply):
         return {}

@@ -255,7 +255,10 @@ class Tape:
     def watch(
         self, tree: Tree, step: str = "", *, sampled: bool = False, problem: str = ""
     ) -> None:
-        """Check the tensors of a tree, stacked by clients, when the round is read (`Check`)."""
+        """Note the float tensors of a tree, stacked by clients, as tensors that must be finite.
+
+        The check (`Check`) follows when Python reads the tape.
+        """
         found = [(n, leaf) for n, leaf in named_leaves(tree) if leaf.is_floating_point()]
         floats = {name: leaf for name, leaf in found if leaf.numel()}
         if floats:

@@ -102,9 +102,9 @@ def _refuse_hidden_axes(step: Step, small: Tree, large: Tree) -> None:
 def make_probe(
     federation: Federation, views: dict[str, View], like: Tensor, more: int = 0
 ) -> Probe:
-    """Make probe clients with a federation's task, features and classes, in the form of `like`.
+    """Make two probe clients with a federation's task, features and classes.
 
-    Each client has `more` nodes than usual.
+    They have the dtype and device of `like`. `more` is a number of additional nodes for each.
     """
     sizes = federation.classes + 5 + more, federation.classes + 8 + more
     small, large = (with_views(_probe_graph(size, federation, like), views) for size in sizes)

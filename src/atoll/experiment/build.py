@@ -44,7 +44,7 @@ _FIXED = ("features", "classes", "net", "optimizer", "base")
 def build_method(
     config: RunConfig, features: int = 1, classes: int = 2, task: str = NODES.name
 ) -> Method:
-    """Build the method of a resolved configuration. The smallest sizes are enough to check it."""
+    """Build the method of a resolved configuration. The default sizes are enough to check it."""
     cls = method_class(config.method)
     if task not in cls.tasks:
         able = ", ".join(name for name, other in METHODS.items() if task in other.tasks)

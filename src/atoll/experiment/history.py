@@ -271,9 +271,10 @@ def positive_of(config: RunConfig, federation: Classes) -> int:
 
 
 def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False) -> str | None:
-    """Return the metric of a run whose clients count their scores in bins, otherwise None.
+    """Return the metric of a two-class run whose clients count scores in bins, otherwise None.
 
-    They do if a metric is chosen. With `sparing`, only if that metric or a threshold needs bins.
+    Clients count (`core.score_bins`) if the user chose a metric or a threshold. With `sparing`, a
+    chosen metric counts only if it is computed from bins (`Metric.pooled`).
     """
     metric = metric_of(config, federation)
     if config.threshold is not None and federation.classes != 2:

@@ -224,7 +224,10 @@ def spread(values: Sequence[float] | np.ndarray) -> float | None:
 
 
 def best_round(validation: np.ndarray) -> int:
-    """Return the round with the best mean validation score, the earliest of equals."""
+    """Return the round with the best mean validation score, the earliest of equals.
+
+    Without any score, return the last round.
+    """
     if np.isnan(validation).all():
         return int(validation.shape[0] - 1)
     return int(np.nanargmax(validation))

@@ -83,13 +83,16 @@ class FedPer(Averaging):
         return Update(base, graph.size(self.weight_by)), Private(personal, own)
 
     def _kept(self, state: Private | None, key: Tensor) -> tuple[Tree, layers.Private | None]:
-        """The client's personal layers, new ones in its first step, and the rest of its state."""
+        """The client's personal layers (new ones in its first step) and the rest of its state."""
         if state is None:
             return self._cut(super().start(key))[1], None
         return state.personal, state.own
 
     def _cut(self, params: Tree) -> tuple[Tree, Tree]:
-        """Split base and personal layers. The network's private layers count as a personal one."""
+        """Split the layers into base and personal ones.
+
+        If the network has private layers, all of them together count as one personal layer.
+        """
         private = bool(layers.private_names(self.net))
         return cut(params, max(self.personal - private, 0))
 

@@ -7,7 +7,7 @@ generates their number n̂_v and p_max features x̂_v; the first a_v = min(⌊n�
     L_d = mean_v smoothL1(n̂_v, n_v).
     L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)².
     learn   A generator and a classifier minimise λ_d L_d + λ_f L_f + λ_c CE.
-    pull    x̂ continues with  λ_f (L_f + Σ_{j≠i} L_f^j) / K  for K participants.
+    pull    The generator's x̂ then minimise  λ_f (L_f + Σ_{j≠i} L_f^j) / K  for K participants.
     mend    Every node gets its a_v neighbours, connected in both directions.
     train   FedSage on the mended graphs:  θ <- mean_i θ_i.
 
@@ -23,9 +23,10 @@ In an exchange, client i sends x̂ of some kept nodes, and the others return the
 respect to x̂. Client i propagates the sum back through its generator. By the chain rule this is the
 gradient of the published form, which sends whole generators and embeddings. The gradient is 2 (x̂ -
 x) / D, so a party that has x̂ can solve it for a row x of features. An owner gets only the sum over
-the others, but the server sees each gradient. The published form hides no more. Its gradient with
-respect to the last weights is Σ_v h_v ⊗ this gradient. A party that has the h_v can solve it as
-well, if there are fewer than `wide` of them.
+the others, but the server sees each gradient. The published form hides no more. Let h_v be
+the generator's last hidden layer at node v, of width `wide`. The gradient with respect to the
+generator's last weights is Σ_v h_v ⊗ (the gradient above). A party that knows all h_v can solve
+this sum too, if there are fewer nodes than `wide`.
 
 Wire, per client and round:  down  model      up  model (and one weight).
 In each exchange, up x̂ of `exchanged_nodes` nodes, down the x̂ of all clients, up the gradients
@@ -44,8 +45,8 @@ No private state has a node axis, because the mended graph is derived from the s
 only the used slots (Cora: one in thirty), and `fused` caches them for later rounds. If they are too
 many, or on a GPU, every step mends the graph again. A GPU computes all slots, N · p_max · D floats
 (Cora 78 MB, PubMed 197 MB).
-`compat` repeats faults: `last` candidate, `one-directional` edges, which no real node reads
-(FedSage+ is then FedSage), `openfgl` both.
+`compat` repeats faults of public codes. `last`: L_f keeps the last candidate. `one-directional`: no
+real node reads a generated one, so FedSage+ equals FedSage. `openfgl`: both.
 """
 
 from collections.abc import Mapping

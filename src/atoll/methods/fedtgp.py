@@ -150,7 +150,10 @@ def contrast(prototypes: Tensor, owned: Tensor, ours: Tensor, delta: Tensor) -> 
 
 
 def margin(prototypes: Tensor, owned: Tensor, kind: str) -> Tensor:
-    """The margin between the mean prototypes of classes, before τ. See `FedTGP` for kinds."""
+    """The margin between the mean prototypes of classes, before τ limits it.
+
+    The module explains the kinds.
+    """
     total, count = torch.einsum("kc,kch->ch", owned, prototypes), owned.sum(0)
     if kind == "openfgl":
         centres, held = total * float(len(owned)) ** -len(count), torch.ones_like(count) > 0

@@ -282,7 +282,7 @@ class _WeightedGaps(_WithSlope):
 
 
 def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
-    """G, computed row by row against the previous rows, which stay in the processor's cache."""
+    """G of `_WeightedGaps`, row by row against the previous rows, which stay in the CPU's cache."""
     half, signs = torch.zeros_like(x), torch.empty_like(x)
     for row in range(1, len(x)):
         gaps, by = torch.sub(x[row], x[:row], out=signs[:row]).sign_(), weight[row, :row]
@@ -292,7 +292,7 @@ def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _half_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
-    """G with few kernels: as many rows at a time as fit into 256 MB, against all rows."""
+    """G of `_WeightedGaps` with few kernels: blocks of rows that fit into 256 MB."""
     rows = max(1, (1 << 26) // max(1, x.numel()))
     parts = zip(torch.split(x, rows), torch.split(weight, rows), strict=True)
     blocks = [by.unsqueeze(1) @ (part.unsqueeze(1) - x).sign_() for part, by in parts]

@@ -273,7 +273,7 @@ def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
-    """Sum the answers (K, Q, M, D) of all clients except each row's owner, (Q, M).
+    """Sum the answers (K, Q, M, D) of all clients except each row's `owner`, of shape (Q, M).
 
     The result has shape (Q, M, D).
     """

@@ -175,7 +175,11 @@ class Loading:
 
 @dataclass(frozen=True)
 class NodeRoles:
-    """The role of each column of a node table. A schema lists `numbers` and `categories`."""
+    """The role of each column of a node table.
+
+    The schema, or a model's encoder, names `numbers` and `categories`. The types of the `inferred`
+    columns follow from their values.
+    """
 
     id: str | None
     label: str | None  # only new tables for predictions may lack it

@@ -71,7 +71,10 @@ def check(
     *,
     progress: Progress = lambda _: None,
 ) -> list[tuple[str, bool, str | None]]:
-    """Return per data set its name, if its files exist, and the first difference in counts."""
+    """Return for each data set its name, whether all its files exist, and its first problem.
+
+    The problem is a missing file, an error, or a count that differs, and None if there is none.
+    """
     base = registry.data_root(root)
     report: list[tuple[str, bool, str | None]] = []
     for name in names:
