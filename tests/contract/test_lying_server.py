@@ -301,7 +301,7 @@ def test_no_lie_gets_more_than_the_policy_allows(name, tmp_path):
     assert len(site.account.releases) == lie.charged
     assert epsilon(site.account.precision(), 1e-5) <= POLICY.epsilon
     # The log is whole, and a packet adds at most a short line.
-    assert check_audit(site.audit.path) == len(site.audit.events())
+    assert len(check_audit(site.audit.path)) == len(site.audit.events())
     assert site.audit.path.stat().st_size - size <= LINE * len(server.answers)
     assert set(tmp_path.iterdir()) == outside
     if lie.broke:

@@ -23,7 +23,7 @@ def test_an_audit_log_shows_what_was_changed_later(tmp_path):
     log = Audit(path)
     log.note("second")
     log.note("third")
-    assert check_audit(path) == 3
+    assert len(set(check_audit(path))) == 3
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0].replace("1", "2"), *lines[1:]]))
     with pytest.raises(DataError, match="line 2"):
@@ -39,7 +39,7 @@ def test_a_line_that_a_crash_cut_off_does_not_break_the_audit_log(tmp_path):
     with path.open("a") as file:
         file.write('{"event": "sec')
     Audit(path).note("second")
-    assert check_audit(path) == 2
+    assert len(check_audit(path)) == 2
 
 
 def test_nothing_is_sent_that_cannot_be_noted(tmp_path, monkeypatch):

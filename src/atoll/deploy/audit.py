@@ -90,19 +90,20 @@ class Audit:
             raise DataError(f"audit log {self.path} {why}; {RESTORE}") from error
 
 
-def check_audit(path: Path) -> int:
-    """Count the events. Raise an error if a line lacks the hash of the line before it."""
-    before = ""
-    lines = path.read_bytes().splitlines(keepends=True)
+def check_audit(path: Path) -> list[str]:
+    """Return the hashes of all lines. Raise an error if a line lacks the hash of the one before."""
+    chain: list[str] = []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
+        before = chain[-1] if chain else ""
         try:
             linked = json.loads(line)["before"] == before and line.endswith(b"\n")
         except (ValueError, KeyError, TypeError, RecursionError):
             linked = False
         if not linked:
             raise DataError(f"audit log {path}, line {number} was changed or follows a missing one")
-        before = _digest(line)
-    return len(lines)
+        chain.append(_digest(line))
+    return chain
 
 
 def _digest(line: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from atoll.cli.federate.audit import audit
 from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.keys import approve, init, join, remove, renew, request
 from atoll.cli.federate.parties import predict, provision, server, site, split, verify
@@ -21,5 +22,6 @@ def federate() -> None:
 
 
 KEYS = (init, request, approve, join, renew, remove)
-for _command in (*KEYS, provision, split, server, site, run, status, stop, verify, predict, demo):
+PARTIES = (provision, split, server, site, run, status, stop, audit, verify, predict, demo)
+for _command in (*KEYS, *PARTIES):
     federate.add_command(_command)

@@ -87,7 +87,7 @@ def _show_federation(found: Json) -> None:
         sizes = [_megabytes(peer.get(way)) for way in ("received", "sent")]
         state = "connected" if there else "not connected"
         rows.append([name, state, _ago(found["last_seen"].get(name)), *sizes, peer.get("out", "")])
-    _table(["site", "", "last seen", "MB up", "MB down", ""], rows)
+    print_table(["site", "", "last seen", "MB up", "MB down", ""], rows)
     for job in found["jobs"][:SHOWN]:
         click.echo(f"{job['name']:32} {job['status'].lower()}{_place(job['progress'])}")
 
@@ -100,7 +100,7 @@ def _show_runs(found: Json) -> None:
         for name, peer in run["peers"].items():
             sizes = map(_megabytes, (peer["received"], peer["sent"]))
             rows.append([name, _ago(peer["last"]), *sizes, peer["out"]])
-        _table(["site", "last answer", "MB up", "MB down", ""], rows)
+        print_table(["site", "last answer", "MB up", "MB down", ""], rows)
 
 
 def _show_site(found: Json) -> None:
@@ -119,7 +119,7 @@ def _show_site(found: Json) -> None:
         [run["name"], run["round"], _megabytes(run["peers"]["server"]["sent"]), _ago(run["last"])]
         for run in found["runs"][:SHOWN]
     ]
-    _table(["run", "rounds", "MB sent", "last"], rows)
+    print_table(["run", "rounds", "MB sent", "last"], rows)
 
 
 def _place(now: Json) -> str:
@@ -149,7 +149,8 @@ def _printable(value: object) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(value))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows in aligned columns, without control characters."""
     lines = [[_printable(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
