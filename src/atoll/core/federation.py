@@ -128,7 +128,7 @@ class Federation:
         return replace(self, graphs=each(change, self.graphs))
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
-        """Compute the views of every client's graph."""
+        """Return the federation with the given views of every client's graph."""
         return replace(self, graphs=each(lambda graph: with_views(graph, views), self.graphs))
 
     def reordered(self, order: Sequence[int]) -> Federation:

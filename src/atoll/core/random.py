@@ -122,10 +122,10 @@ def dropout(
 ) -> Tensor:
     """Zero entries of h, (N, D), with probability `rate` and rescale. No key: no dropout.
 
-    `after` is an activation function that is applied before dropout.
+    `after` is an activation function that is applied before dropout. The noise depends on
+    `fold(key, *purpose)` and on the ids `rows`, (N,), of the nodes.
     """
-    # The noise depends on the ids `rows`, (N,), of the nodes and on `fold(key, *purpose)`.
-    # `dropped` is a count of 2^16. It is a tensor if runs have different rates.
+    # `dropped` / 2^16 is the rate. It is a tensor if runs have different rates.
     if isinstance(rate, Varied):
         dropped: Number = torch.round(rate.tensor * 2**16)
     else:

@@ -88,7 +88,7 @@ class Averaging(Training):
 
     @property
     def weight_by(self) -> str:
-        """A client's weight in the mean, by a name of `Graph.size`."""
+        """The kind of a client's weight in the mean, as in `Graph.size`."""
         return "nodes"
 
     @property

@@ -181,7 +181,7 @@ def mended_sage(
 
 
 def surrounded(graph: Graph, kept: Tensor, made: Made | None) -> tuple[Sparse, Tensor]:
-    """Return the edges from kept nodes, and each node's neighbours with generated ones, (N, 1)."""
+    """Return the edges from kept nodes, and each node's neighbour count with generated ones."""
     adjacency, size = _edges_from(graph, kept)
     if made is None:
         return adjacency, size

@@ -69,7 +69,7 @@ def tall_matmul(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
-    """Apply a function to each row of a matrix. Equal rows are computed only once."""
+    """Apply a function to each row of a matrix, and to each different row of a `Distinct` once."""
     if isinstance(matrix, Distinct):
         return matmul(matrix.which, function(matrix.rows))
     return function(matrix)
@@ -140,8 +140,8 @@ def bags(
 ) -> Tensor:
     """out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]].
 
-    A bias is added: (D,), or one row for each of several equal blocks. With `shared`, all blocks
-    read the same dense matrix.
+    Without weights, weight[e] is one. A bias is added: (D,), or one row for each of several equal
+    blocks. With `shared`, all blocks read the same dense matrix.
     """
     if on_gpu(dense) and dense.shape[1] <= NARROW_ON_GPU and index.numel():
         from atoll.nn.kernels import sparse as sparse_kernels

@@ -96,9 +96,9 @@ def features(graph: Graph) -> Tensor | Sparse:
 
 
 def first_layer(name: str, adjacency: Adjacency) -> dict[str, View]:
-    """Return the views of a first layer: the adjacency `name`, and its product with X or X.
+    """Return the views of a first layer: the adjacency `name`, and either `name_x` or `x`.
 
-    The product, `name_x`, is precomputed if it is faster to read. Otherwise `x` is stored.
+    `name_x` is the adjacency's product with X. It replaces X where it multiplies faster.
     """
     cached, product_view = f"{name}_x", partial(product_features, name, adjacency)
     return {name: adjacency, cached: product_view, "x": partial(features_unless, cached)}

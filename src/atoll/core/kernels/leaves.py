@@ -43,7 +43,7 @@ def adam(
 
 
 def finite(leaves: Sequence[Tensor]) -> Tensor:
-    """Whether each client's part of each leaf is finite: all clients of leaf 0, then of leaf 1."""
+    """Whether each client's part of each leaf is finite, for all clients of leaf 0, then of leaf 1."""
     some = tuple(leaf.contiguous() for leaf in leaves)
     rows = tuple(len(leaf) for leaf in some)
     sizes = tuple(leaf.numel() // len(leaf) for leaf in some)
