@@ -1,4 +1,4 @@
-"""`python -m atoll`."""
+"""The entry point of `python -m atoll`."""
 
 from atoll.cli import main
 

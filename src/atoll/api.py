@@ -1,4 +1,4 @@
-"""The Python API: the verbs of the command line, and the methods of a result.
+"""The Python API: load, divide and save data, run and resume experiments, and use results.
 
 A `Result` does not depend on plots and predictions, so this module, in the top layer, attaches
 `Result.plot`, `Result.predict` and `Result.model`.
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "load", "partition", "read_result", "resume", "run", "save"]
 
-# No assignment, because documentation tools read the imports.
+# Not `run = with_progress(run)`, because documentation tools read the imports above.
 globals().update(run=with_progress(run), resume=with_progress(resume))
 RULES = PROTOCOLS["strict"]
 CLIENTS = RULES.clients
 
 
 def plot(result: Result, kind: str = "convergence") -> Figure:
-    """Return a matplotlib Figure of a result: "convergence", "clients" or "traffic".
+    """Return a matplotlib Figure of a result. Kinds are "convergence", "clients" and "traffic".
 
     A notebook shows it, and `result.plot().savefig("curve.png")` saves it.
     """
@@ -63,16 +63,17 @@ def predict(
     threshold: float | None = None,
     method: Method | None = None,
 ) -> Predictions:
-    """Predict the classes of new nodes with a saved result.
+    """Predict the classes of new nodes (or graphs) with a saved result.
 
     Args:
         result: A saved result (`out=`), because its folder contains the model.
-        data: A folder of tables with the columns of the training data, or a Python object.
+        data: A folder of tables with the columns of the training data, or other data with the same
+            number of features: a name, a federation file, or a Python object.
         joined: The tables contain new nodes of the training graph, and their edges may name old
-            nodes. Otherwise they are a separate graph.
+            nodes. By default they are a separate graph.
         client: The owner of all new nodes. By default their owner column or folder names it.
         seed: A seed of the run. The default is its first seed.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda" or a certain GPU such as "cuda:1".
         block: Nodes that are predicted at a time. By default as many as fit into memory.
         threshold: Least probability of the positive class for an alert. By default the run's own.
         method: The method object of a run that was started with one.
@@ -94,9 +95,12 @@ def model(
 ) -> Module:
     """Return the model of the selected round as a torch module of standard PyG layers, on the CPU.
 
+    It raises a ConfigError for a network without equal PyG layers, and for a method that predicts
+    with more than its network.
+
     Args:
         result: A saved result (`out=`), because its folder contains the model.
-        client: The client's name, if each client has its own model.
+        client: The client's name. It is required if each client has its own model.
         seed: A seed of the run. The default is its first seed.
         method: The method object, if the run was started with one.
 
@@ -144,8 +148,8 @@ def load(
         clients: Number of owners in the built-in data.
         seed: Seed of the built-in data.
         schema: A TOML file with the column roles of your own tables.
-        own: How to read your own tables, such as {"dangling": "drop"}. See `--own`.
-        lazy: Keep no graph of a federation file in memory. Only such a file takes this option.
+        own: How to read your own tables, such as {"dangling": "drop"}. See `--own` of `atoll run`.
+        lazy: Read a graph at each access and keep none in memory. Only for federation files.
 
     Examples:
         >>> import atoll
@@ -172,20 +176,20 @@ def partition(
     allow: Collection[str] = (),
     batch_size: int = BATCH_SIZE,
 ) -> Federation:
-    """Divide a graph, or a set of graphs, among clients, and split each client's nodes into roles.
+    """Divide a graph, or a set of graphs, among clients, and split each client's part into roles.
 
     Args:
-        source: The result of `load`.
+        source: The result of `load`, except a federation, which is already divided.
         recipe: As `--partition` on the command line. The default divides as `run` does: by owner
             if the graph has owners, else "louvain"; "gcfl-oneds" for a set of graphs; one client
             per set for a group.
-        clients: Number of clients, by default 5. Owners and groups determine the number.
+        clients: Number of clients. By default 5, or one per owner, or one per set of a group.
         seed: Seed of the partition and the split.
         split: As `--split` on the command line.
-        ratios: Fractions of training, validation and test. By default the split's own.
+        ratios: Fractions of training, validation and test items. By default the split's own.
         partition_seed: Seed of the partition, if it differs from `seed`.
-        allow: "no-edge" and "single-class" accept such clients.
-        batch_size: Training graphs per step. 0 uses all graphs of a client. For sets of graphs.
+        allow: "no-edge" accepts clients without an edge, "single-class" those with one class.
+        batch_size: Training graphs per step, for sets of graphs. 0 uses all graphs of a client.
 
     Examples:
         >>> import atoll
@@ -211,7 +215,7 @@ def partition(
 
 
 def save(federation: Federation, path: str | Path) -> Path:
-    """Write a federation into one file, which `load` and `--data` of every command can read.
+    """Write a federation into one file, which `load` and `--data` can read. Return its path.
 
     Examples:
         >>> import atoll

@@ -120,7 +120,7 @@ def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
 
 
 def aggregated(rule: Rule, server: Tree, reply: Tree, key: Tensor) -> tuple[Tree, Tree]:
-    """`next_server` for a method with its own records: return the next model and rule state."""
+    """Return the next model and rule state, for a method with its own record (`next_server`)."""
     state = getattr(server, "rule", None)
     return combine(rule, model_of(server), reply.model, reply.weight, key, state)
 
@@ -128,7 +128,7 @@ def aggregated(rule: Rule, server: Tree, reply: Tree, key: Tensor) -> tuple[Tree
 def combine(
     rule: Rule, received: T, models: T, weight: Tensor, key: Tensor, state: Tree
 ) -> tuple[T, Tree]:
-    """Apply the rule to the received model and the stacked models. Return model and state."""
+    """Combine the stacked models, trained from `received`. Return the model and the rule state."""
     if type(rule) is Mean:
         # Not received + mean update: adding and subtracting the model would round twice.
         return average(models, weight), state
@@ -138,7 +138,7 @@ def combine(
 
 
 def average(stacked: T, weight: Tensor | None = None) -> T:
-    """Weighted mean over the clients of stacked trees (K, ...). Default: equal weights."""
+    """Return the weighted mean of K stacked trees (K, ...). By default all weights are equal."""
     if weight is None:
         return tree_map(lambda leaf: leaf.mean(0), stacked)
     share = weight / weight.sum()
@@ -146,7 +146,7 @@ def average(stacked: T, weight: Tensor | None = None) -> T:
 
 
 def mix(stacked: T, matrix: Tensor) -> T:
-    """New model i = sum_j matrix[i, j] * model j, for stacked trees (K, ...) and matrix (M, K)."""
+    """Return M mixtures of K stacked trees: tree i is sum_j matrix[i, j] * tree j."""
     return tree_map(lambda leaf: _weighted(matrix.to(leaf.dtype), leaf), stacked)
 
 
@@ -166,7 +166,7 @@ def cosines(rows: Tensor) -> Tensor:
 
 
 def put(stacked: T, positions: Tensor, rows: T) -> T:
-    """Replace the rows at `positions` of stacked trees (N, ...) by `rows` (K, ...)."""
+    """Replace the trees at K `positions` of N stacked trees (N, ...) by `rows` (K, ...)."""
     return tree_map(lambda old, new: old.index_copy(0, positions, new), stacked, rows)
 
 

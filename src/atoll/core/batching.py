@@ -21,10 +21,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Every step sees `size` of a client's small training graphs. No graph is cut.
+    """Every step sees up to `size` of a client's small training graphs. No small graph is cut.
 
-    `room` is the largest number of nodes of a batch, then of entries of each sparse view. If it is
-    given, every batch is padded to it, because a GPU can record only steps of one shape.
+    `room` is the padded number of nodes of a batch, then of entries of each sparse view. If it is
+    empty, batches are not padded. A GPU can record only steps of one shape.
     """
 
     size: int
@@ -41,7 +41,7 @@ WHOLE = Whole()
 
 
 def batching_of(batch_size: int) -> Batching:
-    """Parse the option `batch_size`. 0 means all graphs in one step."""
+    """Return the batching for the option `batch_size`. 0 means all graphs in one step."""
     if batch_size < 0:
         raise ConfigError(f"batch_size is {batch_size}; give 0 (all at once) or a number of graphs")
     return Graphs(batch_size) if batch_size else WHOLE

@@ -1,7 +1,6 @@
 """Timing of a run by stage, for `atoll run --profile`.
 
-Code wraps its work in `with clock.stage("loading")`. The module has no other effect: `OFF`, the
-default clock, measures nothing.
+Code wraps its work in `with clock.stage("loading")`. `OFF`, the default clock, measures nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _NOTHING = nullcontext()
 class Clock:
     """Measures wall-clock and processor seconds by stage, unless it is off.
 
-    The time of a nested stage does not count towards the outer stage. Threads other than the main
-    thread count towards the stage of the main thread. The clock calls `wait` at the beginning and
-    end of a stage, because a GPU still works after Python has continued.
+    The time of a nested stage does not count towards the outer stage. The work of other threads
+    counts towards the stage of the main thread. The clock calls its attribute `wait` at the
+    beginning and end of a stage, because a GPU still works after Python has continued.
     """
 
     def __init__(self, *, on: bool = False, before: tuple[float, float] = (0.0, 0.0)) -> None:
@@ -55,7 +54,7 @@ class Clock:
         self._last = now
 
     def read(self) -> Mapping[str, tuple[float, float]]:
-        """Return wall-clock and processor seconds of every stage so far, or {} if off."""
+        """Return (wall-clock, processor) seconds of every stage so far, or {} if off."""
         if self.on:
             self._turn()
         return {name: self._seconds[name] for name in STAGES if name in self._seconds}

@@ -1,8 +1,8 @@
-"""Client-level differential privacy for any method: clip the update, add noise, then send it.
+"""Client-level differential privacy: clip a client's update, add noise, then send it.
 
-    Δ_i = θ_i - x                          x is the received model, θ_i the trained model.
-    Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           The norm covers all layers together.
-    sent:  x + Δ_i + N(0, (z C)² I),  weight 1
+    Δ_i = θ_i - x                          x is the received model, θ_i client i's trained model.
+    Δ_i <- Δ_i min(1, C / ‖Δ_i‖)           C is `clip`. The norm covers all layers together.
+    sent:  x + Δ_i + N(0, (z C)² I)        z is `noise`. The weight is 1.
 
 `Noised` wraps a method. Engines run the wrapper's step, so a client sends nothing before it is
 clipped and noised. All clients have equal weight, because a weight would disclose the amount of
@@ -33,11 +33,11 @@ from atoll.core.wrapper import Wrapper
 Noise = Callable[[Tree, Tensor], Tree]
 """(clipped update, key) -> standard normal numbers of the same shapes."""
 LEAST_CLIP = 1e-30
-"""Smallest clip. Floats round a shorter update by more than the clip allows."""
+"""Smallest clip. The rounding of floats can make a shorter update exceed its clip."""
 
 
 def keyed_noise(update: Tree, key: Tensor) -> Tree:
-    """Noise that the seed reproduces. Use it only for simulations and tests."""
+    """Return noise that the seed reproduces. Use it only for simulations and tests."""
     flat, spec = flatten(update)
     keys = [fold(key, "noise", place) for place in range(len(flat))]
     noise = [normal(k, tuple(leaf.shape), leaf.dtype) for k, leaf in zip(keys, flat, strict=True)]
@@ -105,16 +105,16 @@ class Noised(Wrapper):
 
     @client_step(vectorize=lambda method: method.base.train.vectorize)
     def train(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """Run the base's step and release its reply clipped and noised.
+        """Run the base's step, and reply with its clipped and noised update.
 
         No attribute of this class returns the base's step, because its reply is not private. The
-        noise also covers the private state that a field of that reply discloses.
+        base's `discloses` is not declared again, because only the noised model leaves the client.
         """
         reply, state = self.base.train(graph, message, state, key)  # type: ignore[attr-defined]
         return self.release(reply, message, key), state
 
     def release(self, reply: Any, received: Tree, key: Tensor) -> Any:
-        """Return the clipped and noised form of a reply to the received model."""
+        """Return the clipped and noised form of a reply. An `Empty` reply is unchanged."""
         if type(reply) is Empty:  # any other reply may contain plain values in addition to tensors
             return reply
         parts = {part.name for part in fields(reply)} if is_dataclass(reply) else set()

@@ -1,7 +1,7 @@
-"""Every error that Atoll raises on purpose.
+"""The errors that Atoll reports to its users.
 
-An error says in one sentence what was given, what is allowed and what to do next. The classes
-name the kind of fault; `unknown` and `check_name` write the errors for unknown names.
+An error says in one sentence what was given, what is allowed and, usually, what to do next. The
+classes name the kind of fault. `unknown` and `check_name` write the errors for unknown names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOT_OWN = (str(Path(__file__).parents[1]), *_PACKAGES)
 
 
 class AtollError(Exception):
-    """Base class. The command line prints the error as one sentence and exits with code 2."""
+    """Base class of these errors. The command line prints the error and exits with code 2."""
 
 
 class ConfigError(AtollError):
@@ -30,7 +30,7 @@ class DataError(AtollError):
 
 
 class WireError(AtollError):
-    """A message whose content differs from the declared content."""
+    """A message, a reply or a delivered model that a party must not accept."""
 
 
 class StepError(AtollError):
@@ -56,17 +56,18 @@ class ServerDiverged(AtollError):
 
 
 class ClientLost(AtollError):
-    """A client did not reply in time."""
+    """A client or the server of a federation did not connect or answer."""
 
 
 class DeviceFull(AtollError):
-    """The device's memory is too small or in use. The error gives needed and free memory."""
+    """The device's memory is too small, or other processes use it."""
 
 
 def described(error: BaseException) -> str:
     """Describe an error as `TypeError in mine.py line 9: ...`.
 
-    The line is the innermost one in a user's file. Without such a line only the type is named.
+    The line is the innermost one in a user's file. Without such a line, the text has only the type
+    and the message.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(_NOT_OWN)]

@@ -69,7 +69,7 @@ class Federation:
     classes: int  # the number of classes, which all parties know
     name: str = "federation"  # of the data set, for tables
     numbers: tuple[int, ...] = ()  # the clients' permanent numbers; noise depends on these
-    metric: str = "accuracy"  # or "auc"
+    metric: str = "accuracy"  # one of the task's metrics
     batching: Batching = WHOLE  # the default; an experiment may choose another one
     # How the federation was created (partition, split, hashes). Results record it.
     about: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -121,14 +121,14 @@ class Federation:
         return known_names(self.about, "class") or tuple(map(str, range(self.classes)))
 
     def with_loss(self, weights: str | None, loss: str | None) -> Federation:
-        """Let all clients train with class weights or with another loss (`core.losses`)."""
+        """Let all clients train with class weights, another loss, or both (`core.losses`)."""
         if weights is None and loss is None:
             return self
         change = partial(with_loss, classes=self.classes, weights=weights, loss=loss)
         return replace(self, graphs=each(change, self.graphs))
 
     def prepared(self, views: Mapping[str, View]) -> Federation:
-        """Compute the views of every client's graph."""
+        """Return the federation with the given views of every client's graph."""
         return replace(self, graphs=each(lambda graph: with_views(graph, views), self.graphs))
 
     def reordered(self, order: Sequence[int]) -> Federation:

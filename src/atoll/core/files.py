@@ -1,6 +1,6 @@
 """Atomic writes of files and folders, and the removal of temporary files of killed processes.
 
-Every file of a run is written by `write_atomically`, so a reader never sees half of one.
+A reader never sees half of a file that `write_atomically` writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGE = 60.0  # seconds since the last write before a temporary file counts as aba
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = False) -> None:
     """Replace a file's content completely or not at all. The file always has `mode`.
 
-    With `new` an existing file stays and is an error, so only one of two processes succeeds.
+    With `new`, an existing file stays and raises an error, so only one of two processes succeeds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -63,8 +63,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = 
 def side_by_side(writers: Iterable[Callable[[], object]]) -> None:
     """Call functions that mostly wait for the disk, a few at a time. Raise the first error.
 
-    The caller's thread advances the iterator, and only when a thread is free. An iterator that
-    prepares the content of many files therefore has only a few in memory.
+    The caller's thread advances the iterator, at most one step before a thread is free. An iterator
+    that prepares the content of many files therefore has only a few in memory.
     """
     left = iter(writers)
     first = list(islice(left, 2))
@@ -84,7 +84,7 @@ def side_by_side(writers: Iterable[Callable[[], object]]) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield a path for a new folder that then replaces `folder`. A crash keeps one of the two."""
+    """Yield a path for a new folder, which then replaces `folder`. A crash keeps one of both."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     finish_replacing(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:

@@ -41,13 +41,13 @@ def fit(
     *,
     needs_whole: str = "",
 ) -> tuple[Tree, Tree]:
-    """Train on a client's graph. Return the parameters and the optimizer's state.
+    """Train on a client's graph. Return the trained parameters and the optimizer's state.
 
     An epoch is one step, or one step per mini-batch if the graph's `batching` cuts it. The loss
-    must read the graph that it receives, which may be a mini-batch. Its key differs in every step.
+    must read the graph that it receives, which may be a mini-batch. Its key is new in every step.
     `adjust` changes the gradient (a proximal term, a control variate) after differentiation.
     `needs_whole` says why the loss cannot use a mini-batch; it begins with the method's name.
-    Only method files of older versions omit the graph. They get an error.
+    The graph is required. Calls of older versions without it get an error.
     """
     try:
         signature(loss).bind(None, None, None)
@@ -83,7 +83,7 @@ def minimise(
     key: Tensor,
     owned: bool = False,
 ) -> tuple[Tree, Tree]:
-    """`fit` without a graph, for the server. `owned` parameters and state may be overwritten."""
+    """Train without a graph, on the server. With `owned`, it may overwrite parameters and state."""
     plain = ((loss, fold(key, number)) for number in range(steps))
     return _descend(plain, params, optimizer, state, None, owned)
 
@@ -99,7 +99,7 @@ def num_steps(graph: Graph, epochs: int) -> Tensor:
 def _descend(
     steps: Steps, params: Tree, optimizer: Optimizer, state: Tree, bend: Adjust | None, owned: bool
 ) -> tuple[Tree, Tree]:
-    """Make one optimizer step for each pair of a loss and a key."""
+    """Make one optimizer step for each pair of a loss and a key. Return parameters and state."""
     batch = current_batch()
     if batch is not None and not owned and not leaves(params)[0].is_cuda:
         # Copy once per client before the first step. Otherwise the first step copies, and products

@@ -116,13 +116,16 @@ class Graph:
         return self.x.shape[-1]
 
     def size(self, by: str) -> Tensor:
-        """The client's weight in a mean: its nodes or graphs, its training ones, or one."""
+        """Return the client's weight in a mean.
+
+        It is the number of nodes or graphs ("nodes"), of training ones ("train") or 1 ("uniform").
+        """
         check_name("weight", by, ("nodes", "train", "uniform"))
         total = (self.train if by == "train" else self.at_roots(self.real)).sum()
         return total * 0 + 1 if by == "uniform" else total
 
     def at_roots(self, values: Tensor) -> Tensor:
-        """Select the rows of classified items: the roots (G, ...), or else all nodes (N, ...)."""
+        """Select the rows of classified items: roots (G, ...) if there are any, else all nodes."""
         return values if self.roots is None else pick(values, self.roots)
 
     def from_roots(self, rows: Tensor) -> Tensor:
@@ -157,7 +160,7 @@ View = Callable[[Graph], Matrix | None]
 
 
 def lists_nodes(view: Matrix) -> bool:
-    """Whether a view is a list of node numbers, (L,) int64. One number per node is (N, 1)."""
+    """Whether a view lists node numbers, (L,) int64. A view with a number per node is (N, 1)."""
     return isinstance(view, Tensor) and view.dtype == torch.int64 and view.dim() == 1
 
 
@@ -195,7 +198,7 @@ def sparse_matrix(
 
 
 class _Blocks(Constant):
-    """Index tensors of a matrix. `steps` is the offset between one block and the next."""
+    """Index tensors of a matrix. `vmap` shifts each by its step from one client to the next."""
 
     @staticmethod
     def forward(steps: tuple[int, ...], values: Tensor, *index: Tensor) -> tuple[Tensor, ...]:
@@ -224,7 +227,7 @@ def pick(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
-    """Sum the values (E, ...) at each place, (size, ...), always in the same order."""
+    """Sum the values (E, ...) that share a place, in a fixed order. The result is (size, ...)."""
     none = values.new_zeros(size, *values.shape[1:])
     if values.is_cuda:  # there `index_add` adds in the order in which threads arrive
         return none.index_put((places,), values, accumulate=True)
@@ -232,8 +235,9 @@ def sum_at(places: Tensor, values: Tensor, size: int) -> Tensor:
 
 
 def runs(starts: Tensor, counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Concatenate ranges of numbers. Return them, each range's start, and each number's range.
+    """Concatenate ranges of numbers, given their first numbers and lengths.
 
+    Return the numbers, the position at which each range begins, and the range of each number.
     A GPU waits for the total length, unless `total` gives it.
     """
     before = counts.cumsum(0) - counts
@@ -266,7 +270,10 @@ def make_graph(
     has_features: Tensor | None = None,
     has_classes: Tensor | None = None,
 ) -> Graph:
-    """Make a graph with the usual defaults. A node without a label (-1) must be in no mask."""
+    """Make a graph with empty masks, edge weights of one and ids 0, 1, ... by default.
+
+    A node without a label (-1) must be in no mask.
+    """
     like = x.values if isinstance(x, Sparse) else x
     size, dtype = y.shape[0], like.dtype
     if root is not None:

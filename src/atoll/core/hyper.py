@@ -17,7 +17,11 @@ from atoll.core.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Limits:
-    """The valid range of a hyper-parameter. Errors use `words`, or else the numbers."""
+    """The valid range of a hyper-parameter, without infinite numbers.
+
+    The bounds `low` and `high` are valid, `above` and `below` are not. Errors describe the range by
+    `words`, or else by the numbers.
+    """
 
     low: float = -math.inf
     above: float = -math.inf

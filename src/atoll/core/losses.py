@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of values, (N,), where the mask is one, or zero if the mask is empty."""
+    """Return the mean of values, (N,), where the mask is one, or zero if the mask is empty."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
@@ -78,7 +78,7 @@ class _CrossEntropy(Stacked):
 
 
 class _Along(Stacked):
-    """A gradient (..., N, C) times a number for each (...,). Differentiable in the number."""
+    """A gradient (..., N, C) times numbers (...,). Its own derivative is not available."""
 
     @staticmethod
     def forward(slope: Tensor, grad: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def parse_class_weights(text: str, classes: int | None = None) -> tuple[float, .
 
 
 def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None) -> Graph:
-    """Set the graph's class weights and loss from their texts. None keeps the default."""
+    """Set the class weights and the loss from texts. None means equal weights or cross entropy."""
     focal = 0.0 if loss is None else parse_loss(loss)
     if weights is None:
         return replace(graph, focal=focal)
@@ -144,7 +144,7 @@ def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None)
 
 
 def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits minus their row's maximum, (N, C), and the log of the sum of exp, (N,)."""
+    """Return logits minus their row's maximum, (N, C), and the logsumexp of these, (N,)."""
     # Their difference is `log_softmax`, for which torch takes three times as long for few classes.
     # Not `logsumexp` of the logits themselves, because large logits round a small loss to zero.
     below = logits - logits.detach().amax(-1, keepdim=True)
@@ -152,7 +152,10 @@ def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean row of each class over the mask, (C, h), and counts. Zero for a class without rows."""
+    """Return each class's mean row over the mask, (C, h), and its row count, (C,).
+
+    The mean of a class without rows is zero.
+    """
     member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)) * mask.unsqueeze(-1)
     count = member.sum(0)
     return member.T @ z / count.clamp(min=1).unsqueeze(-1), count

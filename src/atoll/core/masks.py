@@ -20,12 +20,12 @@ class Private:
 
 
 def first_masks(model: Tree) -> list[Tensor]:
-    """Return masks of ones, one for each parameter that is not a vector."""
+    """Return masks of ones, one for each parameter with at least two axes."""
     return [torch.ones_like(leaf) for leaf in leaves(model) if leaf.dim() > 1]
 
 
 def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
-    """Multiply the model by the masks. Mask entries below the threshold count as zero."""
+    """Multiply the model by the masks. Mask entries of smaller size than the threshold are zero."""
     rest = iter(masks)
 
     def times_mask(leaf: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Messages of the server: the same tree to all clients, or one row of a stacked tree to each.
+"""Messages of the server: the same tree for all clients, or one row of a stacked tree for each.
 
-`Clients.map` takes a message, and the engine delivers it. `bytes_for_one` is for the ledger.
+`Clients.map` takes a message, and the engine delivers it. `bytes_for_one` counts the traffic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ToAll:
 
 @dataclass(frozen=True, eq=False)
 class ToEach:
-    """One row of a stacked tree per client of the *whole* federation. Only participants get it."""
+    """A stacked tree with a row for every client of the federation. Participants get their rows."""
 
     tree: Tree
 

@@ -52,7 +52,7 @@ class Net(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A network with a separate last layer: a call applies `logits` to `embed`."""
+    """A network with a separate last layer: a call applies `logits` to the result of `embed`."""
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Return logits, (N, C). A key turns dropout on."""
@@ -62,7 +62,7 @@ class Embedder(Protocol):
         """Return the last layer's input, one row per classified item (`Graph.at_roots`)."""
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to an embedding h. With the same key it drops like a full call."""
+        """Apply the last layer to an embedding h. The key gives the dropout of a full call."""
 
 
 def embedder(net: Net) -> Embedder:
@@ -76,7 +76,7 @@ def embedder(net: Net) -> Embedder:
 
 
 def task_of(net: object) -> str:
-    """The name of a network's task. The default is node classification."""
+    """Return the name of a network's task. The default is node classification."""
     task: str = getattr(net, "task", NODES.name)
     return task
 
@@ -89,10 +89,10 @@ class Step:
     function: Callable[..., Any]  # (owner, graph, message, state, key), typed at its definition
     name: str  # also part of every key that the step gets
     vectorize: bool = True  # whether `fused` may run many clients in one program
-    keeps_state: bool = False  # the step does not change the private state, and returns a reply
+    keeps_state: bool = False  # the step returns only a reply and does not change the private state
     # Reply fields with a node or edge axis, each with the reason why it must leave the client.
     discloses: Reasons = field(default_factory=lambda: MappingProxyType({}), hash=False)
-    rows: bool = False  # whether the first axis of its message and reply depends on other clients
+    rows: bool = False  # whether other clients affect the first axis of its message and reply
 
     def __call__(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
         result = self.function(self.owner, graph, message, state, key)
@@ -140,7 +140,7 @@ def declared_step(owner: object, name: str) -> Step | None:
     """Return the step that the owner's class declares under this name, or None.
 
     Look up every name that arrives over the network here, never with `getattr`. An attribute or a
-    property may return a step of another object, which would run without its protections.
+    property may return a step of another object, which would run without the owner's protection.
     """
     definition = inspect.getattr_static(type(owner), name, None)
     return definition.__get__(owner, type(owner)) if type(definition) is StepDefinition else None
@@ -175,7 +175,7 @@ def client_step(function: Callable[..., Any] | None = None, **options: Any) -> o
     """Mark a method's function `(self, graph, message, state, key) -> (reply, state)` as a step.
 
     The state is None in a client's first step. See `Step` for the options. A method that wraps
-    another method passes `vectorize` as a function of itself.
+    another method may give `vectorize` as a function of the wrapper.
 
     Examples:
         >>> import atoll
@@ -213,9 +213,10 @@ class Clients(Protocol):
         """Stop the run with the given sentence if one of the tree's tensors is not finite."""
 
     def happens(self, condition: Tensor) -> bool:
-        """Return whether a rare event occurs in this round, given a () bool on the device.
+        """Return whether a rare event occurs in this round, given a boolean scalar tensor.
 
-        A recorded round contains no such event. A round with the event runs again, unrecorded.
+        A recorded round assumes that no event occurs. If one does, the round runs again without a
+        recording.
         """
 
 
@@ -247,14 +248,14 @@ class Method(ABC):
     # Supported networks, the default first. Empty: any network, a GCN by default.
     nets: ClassVar[tuple[str, ...]] = ()
     deployed: ClassVar[str] = "global"  # or "personalised": the model that clients predict with
-    # Why `core.dp` cannot clip and noise the replies, or "" if it can: a reply is then `model`,
-    # trained from the received model, and `weight`, and the server needs only their mean.
+    # Why `core.dp` cannot clip and noise the replies, or "" if it can. A reply must then have only
+    # `model`, trained from the received model, and `weight`, and the server needs only the mean.
     not_private: ClassVar[str] = (
         "it does not declare that its clients send only one update of a model"
     )
     # Why a method without a field `aggregate` accepts no aggregation rule (`core.aggregate`).
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
-    # Memory that a server needs for each node, of as many as the largest client has, and client.
+    # Bytes that the server needs per client and node, with the node count of the largest client.
     bytes_per_node: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -271,7 +272,7 @@ class Method(ABC):
         """Return the server's first tree."""
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """The loss that a client minimises (`fit`). The default is the task's loss."""
+        """Return the loss that a client minimises (`fit`). The default is the task's loss."""
         return graph.task.loss(self.net(params, graph, key), graph)
 
     @abstractmethod
@@ -279,16 +280,18 @@ class Method(ABC):
         """Run one round: map steps over the clients, aggregate, return the server's next tree."""
 
     def stage(self, round: int) -> Hashable:
-        """The kind of a round, for methods that read `clients.round`. None promises nothing."""
-        # Rounds of one stage run the same operations, so an engine can record them once.
+        """Return a round's stage. A method that reads `clients.round` must override it.
+
+        Rounds of one stage run the same operations, so an engine can record them once.
+        """
         return None
 
     def deploy(self, server: Tree) -> Message:
-        """The server's part of a prediction: ToAll one model (`model_of`), or ToEach its own."""
+        """Return the message that clients predict with. The default is one model (`model_of`)."""
         return ToAll(model_of(server))
 
     def local(self, reply: Any) -> Tree:
-        """Return the models that clients predict with after `train`, from the stacked replies."""
+        """Return the clients' models right after `train`, from the stacked replies."""
         return reply.model
 
     def predict(
@@ -296,12 +299,15 @@ class Method(ABC):
     ) -> Tensor:
         """Return logits on a client's graph, given the deployed message and the private state.
 
-        Pass the key to the network. It is not None only for papers that scored with dropout on.
+        Pass the key to the network. A key is given only to repeat papers that scored with dropout.
         """
         return self.net(whole_params(self.net, graph, message, state), graph, key)
 
     def derived_from(self, state: Tree) -> Tree:
-        """The part of a private state that `derive` needs, also if stacked, or None to skip it."""
+        """Return the part of a private state that `derive` needs, or None to derive nothing.
+
+        The state may be a stack of several clients' states.
+        """
         return None
 
     def derive(self, graph: Graph, part: Tree) -> Tree:
@@ -312,21 +318,21 @@ class Method(ABC):
         raise NotImplementedError(f"{type(self).__name__} has `derived_from`, so it needs `derive`")
 
     def diagnostics(self, server: Tree) -> Mapping[str, Any]:
-        """Return what the server knows of its clients besides the models, for reports and analyses.
+        """Return facts about the N clients besides their models, for reports and analyses.
 
         Known names: `similarity`, (N, N) or (F, N, N) for F factors, with NaN for unknown pairs.
         `mixing` has the same shapes: the share of each client's model (column) in a client's next
-        model (row). `cluster` is (N,). `cached` has the rounds in which each client's model was
-        stored. Other names are `splits` and `trace`.
+        model (row). `cluster`, (N,), is each client's cluster. `cached` lists, for each client, the
+        rounds in which its model was stored. `splits` and `trace` describe GCFL's clusters.
         """
         return {}
 
     def explain_edges(self, graph: Graph, message: Tree, state: Tree) -> Tensor | None:
-        """The weight, 0 to 1, of each entry of the view `loops`, or None without such weights."""
+        """Return the weight, 0 to 1, of each entry of the view `loops`, or None without weights."""
         return None
 
     def scored_as(self) -> str:
-        """The kind of a client's model: "global" or "personalised". Private layers personalise."""
+        """Return a model's kind: "personalised" if it has private layers, else `deployed`."""
         return "personalised" if private_names(self.net) else self.deployed
 
     def too_short(self, rounds: int) -> str:
@@ -334,11 +340,11 @@ class Method(ABC):
         return ""
 
     def why_not_private(self) -> str:
-        """Why these settings cannot be private, or "". The default is `not_private`."""
+        """Say why these settings cannot be private, or return "". The default is `not_private`."""
         return self.not_private
 
     def why_bound(self) -> str:
-        """Why it predicts only the nodes of its training, or "" if it can predict on any graph."""
+        """Say why it can predict only the nodes of its training, or return "" if it can others."""
         return ""
 
     @property
@@ -347,12 +353,12 @@ class Method(ABC):
         return getattr(self.net, "reach", None)
 
     def plain_params(self, message: Tree, state: Tree) -> Tree:
-        """The network's parameters if `predict` only calls the network, else None."""
+        """Return the network's parameters if `predict` only calls the network, else None."""
         plain = type(self).predict is Method.predict and not private_names(self.net)
         return message if plain else None
 
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
-        """Replace the deployed model in the server's tree. Override it if `deploy` computes."""
+        """Replace the deployed model in the server's tree. Override it if `deploy` computes one."""
         old, new = leaves(self.deploy(server).tree), leaves(tree)
         swapped = {id(a): b for a, b in zip(old, new, strict=True)}
         if not swapped.keys() <= {id(leaf) for leaf in leaves(server)}:

@@ -21,12 +21,13 @@ from atoll.core.graph import PER_NODE, Distinct, Graph, Matrix, Sparse, lists_no
 from atoll.core.random import fold
 from atoll.core.tree import Tree
 
-MOST_RECORDED = 64  # an epoch with more batches is not worth a recording
+MOST_RECORDED = 64  # steps of an epoch with more batches are not recorded on a GPU
 
 
 def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
-    """Yield the data of each step of an epoch and its key: the graph, or a batch of its graphs."""
-    # Batches contain the views, which networks read. Their x and edges have shapes that fail.
+    """Yield (graph, key) for each step of an epoch. The graph is the whole graph or a batch."""
+    # Networks read only the views of a batch. Its x and edges have wrong shapes, so that a loss
+    # that reads them fails.
     if isinstance(graph.batching, Whole):
         yield graph, key
         return
@@ -39,7 +40,7 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
 
 
 def with_batching(graph: Graph, batching: Batching) -> Graph:
-    """Attach a batching. If all training graphs fit into one batch, the graph is not cut."""
+    """Attach a batching, or `WHOLE` if all training graphs fit into one batch."""
     if not is_cut(graph, batching):
         return replace(graph, batching=WHOLE)
     # Most graphs of a client are training graphs, so scoring must not predict them.
@@ -51,7 +52,10 @@ def with_batching(graph: Graph, batching: Batching) -> Graph:
 
 
 def padded(graph: Graph) -> Graph:
-    """Add the room of its batches to a graph, if all its views can be padded."""
+    """Add `Graphs.room` to a graph's batching, so that a GPU can record the steps of an epoch.
+
+    The graph is unchanged if a view cannot be padded or an epoch has too many batches.
+    """
     training, batching = graph.training, graph.batching
     assert training is not None
     assert isinstance(batching, Graphs)
@@ -73,7 +77,7 @@ def _by_node(view: Matrix) -> bool:
 
 
 def is_cut(graph: Graph, batching: Batching) -> bool:
-    """Whether a client trains on more than one batch."""
+    """Whether a client trains on more than one batch per epoch."""
     if isinstance(batching, Whole):
         return False
     if graph.roots is None:
@@ -124,12 +128,12 @@ def whole_graphs(graph: Graph, roots: Tensor) -> Graph:
 
 
 def of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
-    """Select the given nodes in all fields that have one entry per node."""
+    """Return the fields `PER_NODE` of a graph, restricted to the given nodes."""
     return {name: pick(getattr(graph, name), nodes) for name in PER_NODE}
 
 
 class _Moved(NamedTuple):
-    """Nodes, or matrix entries, of small graphs in a new order. Every batch counts from 0."""
+    """Nodes, or matrix entries, of G small graphs in a new order. Every batch counts from 0."""
 
     old: Tensor  # the previous number of each item
     graph: Tensor  # the position of its small graph in the order
@@ -138,11 +142,11 @@ class _Moved(NamedTuple):
     room: int | None  # the size to which each batch is padded, or None
 
     def number(self, old: Tensor, graph: Tensor) -> Tensor:
-        """Renumber old numbers of the small graphs at the given positions."""
+        """Return new numbers, given old numbers and the positions of their small graphs."""
         return old.to(torch.int32) + pick(self.by, graph)
 
     def parts(self, items: Tensor, fill: int | Tensor = 0) -> Sequence[Tensor]:
-        """Cut the items into batches, and pad each batch to its room with its `fill`."""
+        """Cut the items into batches. If there is a room, pad each batch to it with `fill`."""
         if self.room is None:
             return [items[begin:end] for begin, end in pairwise(self.bounds.tolist())]
         place = self.bounds[:-1, None] + self.slots
@@ -153,19 +157,19 @@ class _Moved(NamedTuple):
 
     @property
     def slots(self) -> Tensor:
-        """The positions in a batch's room."""
+        """The numbers 0, ..., room - 1."""
         return torch.arange(self.room or 0, device=self.old.device)
 
     @property
     def used(self) -> Tensor:
-        """The number of items in each batch, (B, 1)."""
+        """The number of items in each of B batches, (B, 1)."""
         return self.bounds.diff().unsqueeze(1).to(torch.int32)
 
 
 def _moved(
     starts: Tensor, counts: Tensor, order: Tensor, size: int, total: int, room: int | None
 ) -> _Moved:
-    """Reorder small graphs, each a range of `counts` items, and return their items."""
+    """Put small graphs, each a range of items, into a new order, with `size` graphs per batch."""
     starts, counts = pick(starts, order), pick(counts, order)
     old, before, graph = runs(starts, counts, total)
     first = before[::size]
@@ -193,8 +197,8 @@ def _entry_counts(matrix: Sparse, starts: Tensor, counts: Tensor) -> tuple[Tenso
 
 
 def _batches(graph: Graph, order: Tensor, batching: Graphs) -> list[Graph]:
-    """Cut small graphs into batches of `size`, in the given order. They must be contiguous."""
-    # Reorder all of them at once; then a batch is a slice of each tensor.
+    """Cut small graphs into batches, in the given order. Each graph's nodes must be contiguous."""
+    # Reorder all graphs at once. A batch is then a slice of each tensor.
     assert graph.root is not None
     assert graph.roots is not None
     size, room = batching.size, iter(batching.room)
@@ -237,7 +241,7 @@ def _batches(graph: Graph, order: Tensor, batching: Graphs) -> list[Graph]:
 
 
 def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> list[Sparse]:
-    """Cut the nodes' rows into batches. For a square matrix, cut the columns as well."""
+    """Cut the rows of a matrix into batches. For a square matrix, cut the columns as well."""
     old, graph = entries.old, entries.graph
     rows, columns = nodes.number(pick(matrix.rows, old), graph), pick(matrix.columns, old)
     values = pick(matrix.values, old)
@@ -269,7 +273,11 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
 
 
 def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
-    """Select the nodes' rows. For a square matrix their columns, too: no others have entries."""
+    """Select the rows of `nodes`, and the same columns of a square matrix.
+
+    `place` has the new number of each node. In a square matrix the selected rows must not have
+    entries in other columns.
+    """
     entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)
     columns, values = matrix.columns[entries], matrix.values[entries]
     if matrix.square:
@@ -288,7 +296,7 @@ def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
 
 
 def _entries(offsets: Tensor, matrix: Sparse, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the numbers of the entries in the given rows, and the new offsets and rows."""
+    """Return the numbers of the entries in the given rows, their new offsets and their new rows."""
     starts = offsets.long()
     ends = torch.cat([starts[1:], starts.new_tensor([matrix.values.shape[0]])])
     entries, before, row = runs(starts[rows], (ends - starts)[rows])

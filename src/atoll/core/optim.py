@@ -1,7 +1,7 @@
 """Functional optimizers that match `torch.optim`: `init` makes a state, `update` takes a step.
 
 Weight decay is L2. On a CPU, Adam calls torch's fused kernel once for all clients of a stack; on a
-GPU it calls Atoll's kernel. Seeds of one stack may differ in their settings (`Varied`).
+GPU it calls Atoll's kernel. Runs of one stack may differ in their settings (`Varied`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.core.vmap.varied import Varied, is_zero, scalar
 
 
 class Optimizer(Protocol):
-    """The protocol of optimizers: `init` makes the state of parameters, `update` takes a step."""
+    """The protocol of optimizers: `init` makes a state for parameters, `update` takes a step."""
 
     @property
     def lr(self) -> float: ...
@@ -32,7 +32,7 @@ class Optimizer(Protocol):
     def update(
         self, grads: Tree, params: Tree, state: Tree, *, owned: bool = False
     ) -> tuple[Tree, Tree]:
-        """Return parameters and state after one step. `owned` inputs may be overwritten."""
+        """Return (parameters, state) after one step. With `owned`, it may overwrite both."""
 
 
 @record
@@ -81,7 +81,7 @@ class Adam:
         return params, AdamState(steps=steps, mean=mean, square=square)
 
     def _numbers(self, like: Tensor) -> Tensor | None:
-        """Stack all settings in one tensor, in the fields' order, or None if all runs agree."""
+        """Return all settings as one tensor, in the fields' order, or None if all runs agree."""
         found = [getattr(self, field.name) for field in fields(self)]
         varied = any(isinstance(number, Varied) for number in found)
         return torch.stack([scalar(number, like) for number in found]) if varied else None
@@ -98,7 +98,7 @@ def _check_shapes(params: list[Tensor], *others: list[Tensor]) -> None:
 
 
 def _own(leaf: Tensor, may_have: bool) -> Tensor:
-    """A leaf that the kernel may overwrite: a copy, unless `may_have` allows this leaf."""
+    """Return the leaf if the CPU kernel may overwrite it (`may_have`), or else a copy."""
     if leaf.is_cuda:
         return leaf  # the GPU kernel does not overwrite its input
     if may_have:
@@ -107,7 +107,7 @@ def _own(leaf: Tensor, may_have: bool) -> Tensor:
 
 
 class _AdamStep(Constant):
-    """One step of torch's fused Adam on all leaves of all clients at once."""
+    """One step of Adam on all leaves of all clients at once."""
 
     @staticmethod
     def forward(
@@ -142,7 +142,10 @@ class _AdamStep(Constant):
 def _adam(
     settings: Adam, numbers: Tensor | None, steps: Tensor, flat: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Overwrite parameters and moments (the first, third and fourth quarter of `flat`)."""
+    """Return the new step counts, parameters and both moments.
+
+    `flat` are parameters, gradients and both moments. A CPU overwrites all except the gradients.
+    """
     # Steps have the leading axes of all leaves: none, clients, or runs and clients. So do the
     # numbers, which replace the settings if runs differ in them.
     if numbers is not None and not steps.is_cuda:
@@ -180,7 +183,7 @@ def _adam(
 
 
 def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Tensor, ...]:
-    """`_adam` with different settings per run: call the kernel once for each run."""
+    """Call `_adam` once for each run, because runs have different settings."""
     rows = numbers.reshape(-1, numbers.shape[-1]).numpy()
     if (rows == rows[0]).all():  # all clients of one run
         return _adam(Adam(*rows[0].tolist()), None, steps, flat)

@@ -1,8 +1,8 @@
-"""Private layers: parameters that never leave a client, because they fit only its own features.
+"""Private layers: parameters that never leave a client, because they fit only its own data.
 
 A network names them in `private` (keys at the top of its parameter tree). A method shares the rest
-and keeps these layers in the private state. Most networks have none. `fit_received` is the client
-step of FedAvg, with or without private layers.
+and keeps these layers in the private state. Most networks have none. `fit_received` is the local
+training of FedAvg, with or without private layers.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class KeepsPrivate:
 
 
 def private_names(net: Net) -> tuple[str, ...]:
-    """The names of the parameters that never leave a client. () for most networks."""
+    """Return the names of the parameters that never leave a client. () for most networks."""
     # Not `isinstance` of `PartlyPrivate`, because every step asks and protocols are slow.
     names: tuple[str, ...] = getattr(net, "private", ())
     return names
 
 
 def shared_part(net: Net, params: Tree) -> Tree:
-    """The part of a parameter tree (or of a gradient) that may leave a client."""
+    """Return the part of a parameter tree (or of a gradient) that may leave a client."""
     own = private_names(net)
     return {name: part for name, part in params.items() if name not in own} if own else params
 
 
 def private_part(net: Net, params: Tree) -> Tree:
-    """The part of a parameter tree that stays at the client. {} for most networks."""
+    """Return the part of a parameter tree that stays at the client. {} for most networks."""
     return {name: params[name] for name in private_names(net)}
 
 
@@ -81,7 +81,7 @@ def init_private(net: Net, graph: Graph, key: Tensor) -> Tree:
 
 
 def whole_params(net: Net, graph: Graph, received: Tree, state: Tree) -> Tree:
-    """The parameters that a client predicts with: the received part and the private part."""
+    """Return the parameters that a client predicts with: the received and the private part."""
     if not private_names(net):
         return received  # ignore the state, because a method may store something else there
     own = state.own if isinstance(state, KeepsPrivate) else state
@@ -100,7 +100,7 @@ def fit_received(
     adjust: Adjust | None = None,
     net: Net | None = None,
 ) -> tuple[Tree, Private]:
-    """Train the received model on a client's graph, as in FedAvg. Return model and new state.
+    """Train the received model on a client's graph, as in FedAvg. Return shared layers and state.
 
     Private layers train together with the received layers and stay in the state, which also
     stores the optimizer's moments. `adjust` changes the gradient of the shared layers, as in

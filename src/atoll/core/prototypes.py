@@ -1,10 +1,11 @@
 """Base of methods that exchange class prototypes: the mean embedding of each class.
 
     C_i^j = mean of z_v over client i's training nodes v of class j, for the classes it has.
-    w_i <- fit(w_i) on  CE + λ R,   R pulls embeddings z to the received C^j; R = 0 at first.
+    w_i <- fit(w_i) on  CE + λ R
 
-`pull` implements the variants of R. `FedProto` and `FedTGP` differ in how the server combines the
-clients' prototypes.
+z_v is the embedding of node v, and CE the task's loss. R pulls embeddings towards the received
+prototypes C^j and is zero before the first ones arrive. `pull` implements the variants of R. In
+`FedProto` and `FedTGP` the server combines the clients' prototypes in different ways.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Update:
 
 @record
 class Server:
-    """The server's tree. Clients receive all fields except the last two."""
+    """The server's tree. Clients receive at most the first three fields."""
 
     start: Tree  # the key of the common initial model, or a shared model
     prototypes: Tensor | None  # (C, h); None before the first round
@@ -69,7 +70,7 @@ class PrototypeTraining(Training):
     deployed = "personalised"
 
     def message(self, server: Server) -> ToAll:
-        """The message that clients need for training."""
+        """Return the message that clients need for training."""
         return ToAll(Server(server.start, server.prototypes, server.known))
 
     def deploy(self, server: Server) -> ToAll:
@@ -117,11 +118,11 @@ class PrototypeTraining(Training):
     def reply(
         self, graph: Graph, model: Tree, moments: Tree, prototypes: Tensor, count: Tensor
     ) -> tuple[Update, Private]:
-        """Make the reply and the state, given prototypes and training nodes per class."""
+        """Return (reply, state), given each class's prototype and number of training nodes."""
         return Update(prototypes, (count > 0).to(prototypes.dtype)), Private(model, moments)
 
     def params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
-        """The client's model. In its first step: the common start, and layers from the key."""
+        """Return the client's model. At first: the common start, with private layers by the key."""
         if state is not None:
             return state.layers
         if received.start is None:
@@ -137,7 +138,8 @@ def pull(
     """Distance of the masked rows of z to the prototypes of their classes.
 
     Kinds: "nodes" is the mean square over rows and dimensions. "classes" sums the mean squares
-    of the classes. "prototypes" sums the distances of the class means; "means" averages them.
+    of the classes. "prototypes" sums the distances between class means and prototypes. "means"
+    averages these distances. Only classes that are `known` count.
     """
     classes, width = prototypes.shape
     each = (z - prototypes[y]).square().sum(-1) / width * mask * known[y]
@@ -147,7 +149,7 @@ def pull(
     if kind == "classes":
         return (each / count.clamp(min=1)[y]).sum()
     square = (own - prototypes).square().sum(-1)
-    # A sole owner starts at its own prototype, where the slope of the distance is only rounding.
+    # If only this client has a class, it starts at the prototype, where the slope is rounding.
     least = (16 * torch.finfo(z.dtype).eps) ** 2 * prototypes.square().sum(-1)
     owned = known * (count > 0)
     apart = owned * (square > least)
@@ -156,6 +158,6 @@ def pull(
 
 
 def nearness(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Logits that are largest for the nearest prototype, (N, C): -‖z - C^j‖² + ‖z‖²."""
+    """Return logits, (N, C): ‖z‖² - ‖z - C^j‖² for known prototypes C^j, and -1e30 for others."""
     near = 2 * z @ prototypes.T - prototypes.square().sum(-1)
     return torch.where(known > 0, near, torch.full_like(near, -1e30))

@@ -1,7 +1,7 @@
 """Keyed randomness: noise is a hash of (seed, round, client, purpose, index), never a stream.
 
-The same key gives the same noise on every engine, in any order, on CPU and GPU. A key is a scalar
-int64 tensor, so that a recorded GPU graph can replay it and `vmap` can carry one per client. Node
+The same key gives the same random bits on every engine, in any order, on CPU and GPU. A key is a
+scalar int64 tensor, so that a CUDA graph can replay it and `vmap` can carry one per client. Node
 ids, not row numbers, index per-node noise, so padding and renumbering do not change it. Keys use
 64-bit splitmix; elements use a 32-bit avalanche hash, which vectorises.
 """
@@ -37,7 +37,7 @@ def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
-    """Derive a key: `fold(key, "dropout", layer)`. A tensor may contain a batch of numbers."""
+    """Derive a key, as in `fold(key, "dropout", layer)`. A tensor of numbers gives many keys."""
     fixed: list[int | str] = []
     for part in parts:
         if isinstance(part, Tensor):
@@ -52,7 +52,7 @@ def fold(key: Tensor, *parts: int | str | Tensor) -> Tensor:
 
 
 def salt(*parts: int | str) -> int:
-    """Mix known parts in Python, so that a key costs one hash instead of one per part."""
+    """Mix plain parts into one number, so that a key costs one tensor hash, not one per part."""
     mixed = 0
     for part in parts:
         # Strings map above every number that is used as a part, so they never equal an index.
@@ -62,7 +62,7 @@ def salt(*parts: int | str) -> int:
 
 
 def salted(key: Tensor, salt: Number) -> Tensor:
-    """`fold(key, *parts)`, given the salt of the parts."""
+    """Return `fold(key, *parts)`, given the salt of plain parts."""
     if key.is_cuda:
         return _hashed(key, salt)
     batch = stacks.current_batch()
@@ -81,7 +81,7 @@ def _hashed(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
 
 
 def _salted_once(key: Tensor, salt: int | None) -> Number:
-    """`salted`, but twenty times faster for a single key in main memory (a Python number)."""
+    """Return `salted` as a Python number for a single CPU key, which is twenty times faster."""
     if key.dim() or key.device.type != "cpu":
         return key if salt is None else salted(key, salt)
     number = int(key)
@@ -89,7 +89,7 @@ def _salted_once(key: Tensor, salt: int | None) -> Number:
 
 
 def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Uniform int32 bits, (N, width), for the rows with the given ids, (N,)."""
+    """Return uniform int32 bits, (N, width). Row ids, (N,), and columns index the noise."""
     if not inside_transform():
         return _Bits.forward(key, rows, width)
     bits: Tensor = call(_Bits, key, rows, width)
@@ -97,7 +97,7 @@ def random_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform numbers in (0, 1) of any shape. The position indexes the noise."""
+    """Return uniform numbers in (0, 1). An element's position indexes its noise."""
     width = shape[-1] if shape else 1
     rows = torch.arange(math.prod(shape[:-1]) if shape else 1, device=key.device, dtype=torch.int32)
     bits = random_bits(key, rows, width)
@@ -122,10 +122,10 @@ def dropout(
 ) -> Tensor:
     """Zero entries of h, (N, D), with probability `rate` and rescale. No key: no dropout.
 
-    `after` is an activation function that is applied before dropout.
+    `after` is an activation function that is applied before dropout. The noise depends on
+    `fold(key, *purpose)` and on the ids `rows`, (N,), of the nodes.
     """
-    # The noise depends on the ids `rows`, (N,), of the nodes and on `fold(key, *purpose)`.
-    # `dropped` is a count of 2^16. It is a tensor if runs have different rates.
+    # `dropped` / 2^16 is the rate. It is a tensor if runs have different rates.
     if isinstance(rate, Varied):
         dropped: Number = torch.round(rate.tensor * 2**16)
     else:
@@ -157,7 +157,7 @@ def _mix64(z: Tensor) -> Tensor:
 
 
 def _mix32(z: Tensor) -> Tensor:
-    """Overwrite the argument, because that costs half as much as new memory."""
+    """Hash 32-bit numbers in place, which costs half as much as new memory."""
     if z.is_meta:  # only shapes matter
         return z
     # NumPy shifts without a sign, which takes two thirds of the time of torch's shifts and masks.
@@ -315,7 +315,7 @@ class _PassedBack(Stacked):
 
 
 def _scaled(kept: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of ones and zeros, (..., N, D), times one number, or one for each (...,)."""
+    """Multiply a mask, (..., N, D), by one scale, or by scales (...,)."""
     if isinstance(scale, Tensor):
         scale = scale.to(dtype)[..., None, None]
     return kept.to(dtype).mul_(scale)

@@ -22,13 +22,13 @@ def log_odds(logits: Tensor, positive: int) -> Tensor:
 
 
 def bin_of(z: Tensor) -> Tensor:
-    """The bin of each log-odds value, (N,) int64."""
+    """Return the bin of each log-odds value z, (N,) int64."""
     share = (1 + z / (SCALE + z.abs())) / 2
     return (share * BINS).clamp(0, BINS - 1).long()
 
 
 def binned(z: Tensor, truth: Tensor, masks: Tensor) -> Tensor:
-    """Count by mask, (M, N), label, 0 or 1, and bin of the log-odds. Shape (M, 2, BINS)."""
+    """Count items by mask, (M, N), label (0 or 1) and bin of z. The shape is (M, 2, BINS)."""
     # Sort and search, because `bincount` makes a GPU wait.
     place = bin_of(z) + BINS * truth.long()
     edges = torch.arange(2 * BINS + 1, device=z.device)
@@ -42,12 +42,12 @@ def binned(z: Tensor, truth: Tensor, masks: Tensor) -> Tensor:
 
 
 def lower_edges() -> Tensor:
-    """The probability at which each bin begins, (BINS + 1,) float64, from 0 to 1."""
+    """Return the probabilities between which the bins lie, (BINS + 1,) float64, from 0 to 1."""
     return _probability(torch.linspace(-1, 1, BINS + 1, dtype=torch.float64))
 
 
 def middles() -> Tensor:
-    """The probability in the middle of each bin, (BINS,) float64."""
+    """Return the probability in the middle of each bin, (BINS,) float64."""
     edges = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64)
     return _probability((edges[1:] + edges[:-1]) / 2)
 

@@ -95,9 +95,9 @@ USUAL: MappingProxyType[str, Range] = MappingProxyType(
         "hidden": OneOf((32, 64, 128, 256)),
     }
 )
-"""The space of every method: Adam's rate and decay, the network's dropout and width."""
+"""The default space: learning rate and weight decay for Adam, the network's dropout and width."""
 USUAL_SGD = MappingProxyType(USUAL | {"lr": Real(1e-2, 1, log=True)})
-"""The same for methods that train with plain SGD, whose rates are larger."""
+"""The same for methods that train with plain SGD, whose learning rates are larger."""
 
 
 def values_of(wanted: Range) -> tuple[Value, ...] | None:

@@ -43,7 +43,10 @@ def at_stage(graph: Graph, stage: int) -> Graph:
 
 
 def rows_by_stage(graph: Graph, rows: Callable[[Graph], Tensor]) -> Tensor:
-    """Compute a row per node, from the graph of the stage in which the node's role is scored."""
+    """Compute a row per node, from the graph of the stage in which the node's role is scored.
+
+    A node without a role gets its row from the last stage.
+    """
     found = rows(at_stage(graph, STAGES[-1]))
     if graph.since is not None:
         for stage, role in enumerate((graph.train, graph.val)):
@@ -66,5 +69,5 @@ def staged(
 
 
 def when_scored(graph: Graph) -> list[Graph]:
-    """The graph on which each role is scored. A list of one if all roles share it."""
+    """Return the graphs that score `ROLES`, in this order, or one graph if all roles share it."""
     return [graph] if graph.later is None else [graph, *when_scored(graph.later)]

@@ -1,7 +1,8 @@
 """Prediction tasks: each defines the targets, the loss and the scores. Every graph has a task.
 
-A new task needs one class here and one entry in `TASKS`. The class names the splits and metrics
-that fit; `data.split` and `experiment.metrics` implement them.
+An item is a node or a small graph, and the task predicts one target for each. A new task needs
+one class here and one entry in `TASKS`. The class names the supported splits and metrics, which
+`data.split` and `experiment.metrics` implement.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ ROLES = ("train", "val", "test")
 
 @record
 class Scores:
-    """Sums over one client's predictions, for each of `ROLES`."""
+    """Scores of one client's predictions, for each of `ROLES` and C classes."""
 
     confusion: Tensor  # counts, (3, C, C): true class by predicted class
     loss: Tensor  # mean, (3,)
     auc: Tensor  # area under the ROC curve, (3,); -1 if undefined or not requested
-    bins: Tensor | None = None  # counts by label (0 or 1), (3, 2, BINS), or None if not requested
+    # Counts by label (0 or 1) and bin of the log-odds of class 1, (3, 2, BINS), if requested.
+    bins: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """The prediction task of a federation. Its string is its name."""
+    """The prediction task of a federation. `str(task)` is its name."""
 
     name: ClassVar[str]  # in commands and saved files; tables use the plural
     splits: ClassVar[tuple[str, ...]]  # supported ones, the default first (`data.split.SPLITS`)
@@ -60,13 +62,13 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, graph: Graph) -> Tensor:
-        """Mean loss of a network's outputs, (N, C), over the training items."""
+        """Return the mean loss of a network's outputs, (N, C), over the training items."""
 
     @abstractmethod
     def score(
         self, outputs: Tensor, graph: Graph, *, with_auc: bool = False, with_bins: bool = False
     ) -> Scores:
-        """Summarise a client's predictions as counts and means, without rows of single items."""
+        """Summarise a client's predictions by role. The scores have no rows of single items."""
 
 
 class Classification(Task):
@@ -154,7 +156,7 @@ def task_named(name: str) -> Task:
 
 
 def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
-    """One-vs-rest AUC, averaged over classes with positives and negatives. -1 without any."""
+    """Average the one-vs-rest AUC over classes with positives and negatives, or return -1."""
     # With two classes both one-vs-rest values are equal, so the mean is the binary AUC.
     each = torch.stack([_auc(log_p[:, c], truth[:, c], mask) for c in range(log_p.shape[1])])
     defined = (each >= 0).to(each.dtype)

@@ -1,7 +1,7 @@
 """Base classes of most methods. A method overrides the parts in which it differs.
 
 `Training`: clients train a network. `Averaging`: clients train the server's model, and the server
-aggregates their models (FedAvg). `Mixing`: every client gets its own mixture of all models.
+aggregates their models (FedAvg). `Mixing`: every client gets its own mixture of models.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from atoll.core.tree import Tree, record, tree_map
 
 @dataclass(frozen=True)
 class Training(Method):
-    """A method whose clients train for `epochs` epochs. Subclasses may add `optimizer_state`."""
+    """A method whose clients train for `epochs` epochs. A field may replace `optimizer_state`."""
 
     optimizer: Optimizer = Adam()
     epochs: Epochs = 3
@@ -71,7 +71,7 @@ class Training(Method):
         adjust: Adjust | None = None,
         needs_whole: str = "",
     ) -> tuple[Tree, Tree]:
-        """Train a client's model with `core.fit.fit`. Return model and moments."""
+        """Train a client's model with `core.fit.fit`. Return the model and the moments."""
         state = None if self.optimizer_state == "reset" else moments
         start = model, self.optimizer, state, self.epochs
         return fit(loss or self.loss, *start, key, graph, adjust, needs_whole=needs_whole)
@@ -79,7 +79,7 @@ class Training(Method):
 
 @dataclass(frozen=True)
 class Averaging(Training):
-    """FedAvg and its relatives. A relative overrides `loss`, `bend`, or more.
+    """FedAvg, and the base of methods that override its `loss`, `bend` or more.
 
     To let the user choose `weight_by` or `aggregate`, declare a field of this name.
     """
@@ -88,7 +88,7 @@ class Averaging(Training):
 
     @property
     def weight_by(self) -> str:
-        """A client's weight in the mean, by a name of `Graph.size`."""
+        """The kind of a client's weight in the mean, as in `Graph.size`."""
         return "nodes"
 
     @property
@@ -111,7 +111,7 @@ class Averaging(Training):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train the received model on the client's graph."""
+        """Train the received model on the client's graph. Reply with the model and its weight."""
 
         def bent(grads: Tree, params: Tree) -> Tree:
             return self.bend(grads, params, received)
@@ -120,13 +120,13 @@ class Averaging(Training):
         return Update(model, graph.size(self.weight_by)), own
 
     def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
-        """Return the gradient for a step. A method may add a term to the loss's gradient."""
+        """Return the gradient for a step. A method may add a term to `grads`."""
         return grads
 
 
 @dataclass(frozen=True)
 class Mixing(Training):
-    """Every client gets its own model. The server's record stores all of them in `models`."""
+    """Every client gets its own model. The server's record stores all models in `models`."""
 
     not_averaging = "every client gets a mixture of models, weighted by the clients' similarity"
     deployed = "personalised"
@@ -137,11 +137,11 @@ class Mixing(Training):
 
 @record
 class Mixtures:
-    """All clients' models, stacked, who has trained, (N,), and the latest cosines, (N, N)."""
+    """The server's tree of a method that mixes the models of N clients by similarity."""
 
-    models: Tree
-    seen: Tensor
-    similarity: Tensor
+    models: Tree  # each client's mixture, stacked
+    seen: Tensor  # whether each client has trained, (N,) bool
+    similarity: Tensor  # the latest cosine of each pair, (N, N); NaN if the pair never met
 
 
 def first_mixtures(model: Tree, clients: Clients) -> Mixtures:
@@ -153,9 +153,10 @@ def first_mixtures(model: Tree, clients: Clients) -> Mixtures:
 def next_mixtures(
     server: Mixtures, models: Tree, descriptions: Tensor, tau: float, clients: Clients
 ) -> Mixtures:
-    """Mix the participants' models by the softmax of τ times the cosines of descriptions, (K, h).
+    """Mix the models of K participants. Their weights are softmax(tau * cosine).
 
-    An absent client keeps its mixture. One that has never trained gets the participants' mean.
+    The cosines compare the rows of `descriptions`, (K, h), one for each participant. An absent
+    client keeps its mixture. If it has never trained, it gets the mean of the participants' models.
     """
     present, alike = clients.positions, cosines(descriptions)
     mixed = put(server.models, present, mix(models, torch.softmax(tau * alike, dim=-1)))
@@ -176,13 +177,13 @@ def unmet(clients: Clients, *sizes: int) -> Tensor:
 
 
 def put_pairs(known: Tensor, positions: Tensor, found: Tensor) -> Tensor:
-    """Replace the participants' entries, (..., K, K), in numbers of all pairs, (..., N, N)."""
+    """Replace the entries of K participants in a matrix of all pairs of clients, (..., N, N)."""
     # Indexed axes come first, because `vmap` moves an index behind other axes.
     pairs, new = (one.movedim((-2, -1), (0, 1)) for one in (known, found.to(known.dtype)))
     return pairs.index_put((positions.unsqueeze(-1), positions), new).movedim((0, 1), (-2, -1))
 
 
 def mixing_of(similarity: Tensor, tau: float) -> dict[str, Tensor]:
-    """Diagnostics: the latest known similarities, and the mixing weights computed from them."""
+    """Return the diagnostics: the latest similarities, and the mixing weights that they give."""
     known = similarity.nan_to_num(nan=-torch.inf)
     return {"similarity": similarity, "mixing": torch.softmax(tau * known, dim=-1)}

@@ -23,13 +23,13 @@ The type is Any, because no type checker follows a recursive type through record
 T = TypeVar("T")
 
 RECORDS: dict[str, type[Any]] = {}
-"""Every record type by its dotted name. Decoders create no other types."""
+"""Every record type by its dotted name. Decoders create no other classes."""
 _FIELDS: dict[type[Any], tuple[tuple[str, bool], ...]] = {}
 """The fields of every record type, in order: name, and whether the field is static."""
 
 
 def static(default: Any) -> Any:
-    """A record field that is part of the structure (a flag, a name), not a tree of tensors."""
+    """Declare a record field that is part of the structure (a flag, a name), not a tensor tree."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
@@ -125,7 +125,7 @@ def tree_map(fn: Callable[..., Any], tree: T, *rest: Tree) -> T:
 
 
 def _mapped(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """`tree_map` of one tree, in a third of torch's time, because rounds call it often."""
+    """Apply `fn` to the tensors of one tree, in a third of the time of torch's `tree_map`."""
     kind = type(tree)
     if kind is Tensor:
         return fn(tree)

@@ -17,7 +17,7 @@ Hook = TypeVar("Hook", bound=Callable[..., object])
 
 
 def _forwarded(hook: Hook) -> Hook:
-    """Forward a hook to the base."""
+    """Return a method that forwards the hook to the base."""
 
     def forward(self: Wrapper, *args: object, **options: object) -> object:
         return getattr(self._hooks, hook.__name__)(*args, **options)
@@ -40,7 +40,7 @@ class Wrapper(Method):
         return cast(Method, super()) if self.base is None else self.base
 
     def of_base(self, server: Tree) -> Tree:
-        """The base's part of the server's tree, for a subclass that stores more."""
+        """Return the base's part of the server's tree. A subclass that stores more overrides it."""
         return server
 
     @property

@@ -2,7 +2,7 @@
 
     P = softmax of the model's logits,   q_i = P_i / |P_i|,   S_ij = <q_i, q_j>, zero diagonal.
     T = D^-1/2 (α A + (1 - α) S + I) D^-1/2,   X~ = [X, TX, ..., T^k X].
-    homophilous     MLP2(X~)
+    homophilous     MLP2(X~), where MLP2 has two layers and MLP3 three
     heterophilous   MLP3(X), MLP3(X~), and `signed_messages` between the outputs of another MLP3(X~)
 
 A head is H <- dropout(PReLU(H W + b)), with one slope and no activation after the last layer. X~ is
@@ -61,7 +61,7 @@ LEAST = 1e-6  # least divisor, because a client of one node has no pairs
 
 @dataclass(frozen=True)
 class Heads:
-    """MLP heads by name, each with its number of layers (at least two). They need the view `x`."""
+    """MLP heads by name, each with its number of layers (at least two). They read the view `x`."""
 
     features: int
     classes: int
@@ -72,7 +72,7 @@ class Heads:
     dropout: float = 0.5
 
     def init(self, key: Tensor) -> Tree:
-        """The first layers of all heads, concatenated by hop, and the rest of each head."""
+        """Initialise the first layers of all heads, concatenated by hop, and each head's rest."""
         deep_width = (self.hops + 1) * self.features
         deep = [_weight(fold(key, name, 0), deep_width, self.hidden) for name in self.propagated]
         flat = [_weight(fold(key, name, 0), self.features, self.hidden) for name in self.plain]
@@ -115,7 +115,7 @@ class Heads:
 
 
 class _PReLU(Function):
-    """PReLU of h, (..., N, D), with slope (..., 1). On a CPU five times faster than torch's."""
+    """PReLU of h, (..., N, D), with slope (..., 1), five times faster than torch's on a CPU."""
 
     @staticmethod
     def forward(h: Tensor, slope: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ class _PReLU(Function):
 
 
 def _weight(key: Tensor, n_in: int, n_out: int) -> Tensor:
-    """A weight with gain √2, for layers before a ReLU."""
+    """Return a weight with gain √2, for layers before a ReLU."""
     return math.sqrt(2) * glorot(key, n_in, n_out)
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The networks of step 2. `methods/adafgl.py` explains and checks the hyper-parameters."""
+    """The networks of AdaFGL's step 2. `methods/adafgl.py` explains the hyper-parameters."""
 
     features: int
     classes: int
@@ -173,7 +173,7 @@ class Adaptive:
         return self.heads.init(key)
 
     def surroundings(self, logits: Tensor, graph: Graph) -> Surroundings:
-        """The model's predictions about the graph, which are constant while heads train."""
+        """Return P, S and T, given the model's logits. They are constant while heads train."""
         belief = _softmax(logits)
         p = _softmax(belief) if self.double_softmax else belief
         similar = Similarity(directions(p, graph.real), self.threshold, self.block)
@@ -183,7 +183,7 @@ class Adaptive:
     def __call__(
         self, params: Tree, around: Surroundings, graph: Graph, key: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Logits of the homophilous head, then of the heterophilous head's three parts."""
+        """Return logits of the homophilous head and of the three heterophilous ones, in a tuple."""
         found = self.heads(params, graph, around.propagate, key)
         slope = params["rest"]["message"]["slope"]
         options = (slope, graph.real, self.beta, self.inverted_rescale)
@@ -197,7 +197,7 @@ def directions(p: Tensor, real: Tensor) -> Tensor:
 
 
 class Similarity(NamedTuple):
-    """S. With a threshold, entries are one if the cosine is above it, else zero."""
+    """The matrix S. With a threshold, entries are one if the cosine is above it, else zero."""
 
     q: Tensor
     threshold: float = 0.0
@@ -225,7 +225,7 @@ class Surroundings(NamedTuple):
 
 
 def propagation(plain: Matrix, similar: Similarity, real: Tensor, alpha: float) -> Propagation:
-    """T: h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
+    """Return T: h -> D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2 h, with D the row sums."""
 
     def unscaled(h: Tensor) -> Tensor:
         return alpha * matmul(plain, h) + (1 - alpha) * similar.times(h) + h
@@ -273,7 +273,7 @@ class _Propagated(Stacked):
 
 
 def _softmax(h: Tensor) -> Tensor:
-    """The softmax of rows. For short rows on a CPU it is five times faster than torch's."""
+    """Return the softmax of rows. For short rows on a CPU it is five times faster than torch's."""
     if h.is_cuda:
         return functional.softmax(h, dim=-1)
     raised = torch.exp(h - h.detach().amax(-1, keepdim=True))
@@ -283,14 +283,15 @@ def _softmax(h: Tensor) -> Tensor:
 def signed_messages(
     h: Tensor, similar: Similarity, slope: Tensor, real: Tensor, beta: float, inverted: bool = False
 ) -> Tensor:
-    """Messages of similar nodes minus messages of dissimilar nodes, (N, C), from logits h (N, C).
+    """Return messages of similar minus those of dissimilar nodes, (N, C), from logits h (N, C).
 
-        X = beta S + (1 - beta) S(softmax h), with mean m and maximum M over all pairs.
+        X = beta S + (1 - beta) S(softmax h), with mean m and maximum M over all pairs of nodes.
         R = (X - m) / (M - m) above the mean, (X - m) / m below it, one on the diagonal.
         (softmax(PReLU(R) h) - softmax(PReLU(-R) h) + h) / 2
 
-    Only relu(X - m) is ever N x N, because the part below the mean is the rest of X - m, and X h
-    is cheap. `inverted` uses -X / m below the mean: zero for the least similar, -1 near the mean.
+    Here X is not the feature matrix. Only relu(X - m) is ever N x N, because the part below the
+    mean is the rest of X - m, and X h is cheap. `inverted` uses -X / m below the mean: zero for
+    the least similar, -1 near the mean.
     """
     h = h * real.unsqueeze(-1)
     q, threshold, block = similar
@@ -305,7 +306,7 @@ def signed_messages(
     top = _maximum(rows, beta, threshold, block)
 
     def above_mean(start: int, *parts: Tensor) -> Tensor:
-        """relu(X - m) h. If `inverted`, append the sum of h over all pairs above the mean."""
+        """Return relu(X - m) h. If `inverted`, append the sum of h over pairs above the mean."""
         *directed, h, mean = parts
         over = torch.relu(_pairs(beta, threshold, *directed) - mean)
         found = matmul(over, h)
@@ -326,7 +327,11 @@ def signed_messages(
 
 
 def by_rows(function: Callable[..., Tensor], rows: Tensors, whole: Tensors, block: int) -> Tensor:
-    """function(start, *rows, *whole), (N, D), in blocks. Backward recomputes N x N numbers."""
+    """Return function(start, *rows, *whole) for all blocks of rows, (N, D).
+
+    With several blocks, the backward pass evaluates the function again instead of storing N x N
+    numbers.
+    """
     if len(rows[0]) <= block:
         return function(0, *rows, *whole)
     parts = []
@@ -363,13 +368,16 @@ class _Again(Function):
 
 
 def _without_own(start: int, block: Tensor) -> Tensor:
-    """Set the entries of a block of rows on the diagonal of the whole to zero, in place."""
+    """Set the diagonal of the whole matrix to zero, in place, in a block of rows from `start`."""
     block.diagonal(start).zero_()
     return block
 
 
 def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
-    """Rows of X with its diagonal, given rows of both kinds of directions and all of both."""
+    """Return rows of X (`signed_messages`) with its diagonal.
+
+    `parts` are these rows of P's and of h's directions, then all rows of both.
+    """
     given_rows, own_rows, given, own = parts
     if not beta:
         return own_rows @ own.T
@@ -385,10 +393,13 @@ def _pairs(beta: float, threshold: float, *parts: Tensor) -> Tensor:
 
 
 def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: int) -> Tensor:
-    """The largest entry of X, searched without derivatives. Only its pair has a gradient."""
+    """Return the largest entry of X (`signed_messages`) off its diagonal.
+
+    The search has no derivatives. Only the pair that it finds has a gradient.
+    """
 
     def row_maximum(start: int, *parts: Tensor) -> Tensor:
-        """The largest entry of each row of X, (N, 1)."""
+        """Return the largest entry of each row of X, (N, 1)."""
         return _without_own(start, _pairs(beta, threshold, *parts)).amax(-1, keepdim=True)
 
     fixed = tuple(part.detach() for part in rows)
@@ -406,7 +417,10 @@ def _maximum(rows: tuple[Tensor, Tensor], beta: float, threshold: float, block: 
 
 
 def homophily(graph: Graph, classes: int, key: Tensor) -> Tensor:
-    """How well half of the training labels, drawn by the key, predict the others (view `gcn`)."""
+    """Return the accuracy with which half of the training labels predict the others.
+
+    The key draws the half, and its labels propagate along the view `gcn`.
+    """
     bits = random_bits(key, graph.ids, 1).squeeze(-1).long()
     place = torch.where(graph.train > 0, bits, 1 << 40).argsort(stable=True).argsort()
     seeds = graph.train * (place < graph.train.sum() // 2).to(graph.train.dtype)
@@ -426,7 +440,10 @@ def propagate_labels(adjacency: Matrix, labels: Tensor, seeds: Tensor, steps: in
 
 
 def accuracy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Share of nodes whose class has the highest score. Ties are split. One for no nodes."""
+    """Return the share of masked nodes whose class has the highest score, or one without nodes.
+
+    A tie counts as a fraction.
+    """
     best = (scores >= scores.amax(-1, keepdim=True) - 1e-6).to(scores.dtype)
     right = (best * labels).sum(-1) / best.sum(-1)
     return torch.where(mask.sum() > 0, masked_mean(right, mask), 1.0)

@@ -26,12 +26,12 @@ LEAST_EVENED = 512
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two matrices, or of stacks of them."""
+    """Return the product of two matrices, or of stacks of them."""
     return dense_layer(a, b, None) if _is_large(a, b) else a @ b
 
 
 def dense_layer(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
-    """The product, plus a bias, then a ReLU if `relu` is set."""
+    """Return the product a b plus a bias, and apply a ReLU if `relu` is set."""
     if _is_large(a, b):
         found: Tensor = call(_Layer, a, b, bias, relu)
         return found
@@ -49,7 +49,7 @@ def evened(h: Tensor) -> Tensor:
 
 
 def raw_product(a: Tensor, b: Tensor) -> Tensor:
-    """`times` of two matrices without a derivative."""
+    """Return the product of two matrices, without a derivative."""
     return _Layer.forward(a, b, None, relu=False) if _is_large(a, b) else a @ b
 
 
@@ -62,7 +62,7 @@ def _is_large(a: Tensor, b: Tensor) -> bool:
 
 @cache
 def _onednn() -> Callable[..., Tensor] | None:
-    """The linear layer of oneDNN, x Wᵀ + b, or None if torch was built without it."""
+    """Return oneDNN's linear layer, x Wᵀ + b, or None if torch was built without it."""
     found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return found.default if found is not None and torch._C._has_mkldnn else None
 

@@ -10,14 +10,15 @@ repeats `iterations` times
     p_st^k = softmax_k <x̂_s^k, u_t^k>            the share of factor k in the edge s -> t
     u_t^k  = normalise(x̂_t^k + Σ_s p_st^k x̂_s^k)
 
-over the neighbours s of t, excluding t itself. `routing` counts layers as in FedIIH, where two more
-layers, also without parameters, compute the latent means and variances (`head`).
+over the neighbours s of t, excluding t itself. `routing` counts layers as in FedIIH. Its count
+includes up to two layers, also without parameters, that compute latent means and variances
+(`head`).
 
-With two classes the classifier has one output z and the logits are (0, z). Their cross entropy is
-the binary cross entropy of z.
+With two classes the classifier has one output z, and the logits are (0, z). Their cross entropy is
+the binary cross entropy of z. `binary=two-logits` has two outputs instead.
 
-Shapes: x (N, D), H (N, K * hidden), logits (N, C). Edge weights are ignored, except that an edge of
-weight zero does not exist.
+Shapes: x (N, D), H (N, K * hidden), logits (N, C), shares p (T, K, E) for T passes. Edge weights
+are ignored, except that an edge of weight zero does not exist.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ CACHED = 1 << 20  # largest per-node tensor (in numbers) of a routing pass on a 
 
 
 def neighbours(graph: Graph) -> Sparse:
-    """The binary adjacency A: every edge once, without self-loops."""
+    """Return the binary adjacency A: every edge once, without self-loops."""
     source, target = graph.edges
     size = graph.num_nodes
     place = (target * size + source)[(source != target) & (graph.edge_weight != 0)].unique()
@@ -86,7 +87,7 @@ class DisenGCN(Embedder):
 
     @property
     def head_layers(self) -> int:
-        """The number of routing layers of the latent means, and again of the variances."""
+        """The number of routing layers of each head (latent means, and variances)."""
         return 1 if self.routing <= 2 else 2
 
     @property
@@ -94,7 +95,7 @@ class DisenGCN(Embedder):
         return {"neighbours": neighbours, "x": views.features}
 
     def init(self, key: Tensor) -> Tree:
-        """Initialise with the public code's ranges. The projection's follows its output width."""
+        """Initialise with the ranges of FedIIH's code. All are ±1/sqrt(K * hidden)."""
         wide, outputs = self.width, 1 if self._one_logit else self.classes
         weight = uniform(fold(key, "weight"), (self.features, wide), torch.get_default_dtype())
         bias = kaiming_bias(fold(key, "bias"), wide, wide)
@@ -117,7 +118,7 @@ class DisenGCN(Embedder):
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
     def head(self, h: Tensor, graph: Graph, key: Tensor | None, name: str) -> Tensor:
-        """Apply more routing layers to `embed`. Heads differ only in dropout, by their names."""
+        """Apply more routing layers to the output of `embed`. Dropout depends on the name."""
         return self._route(h, graph, key, name, self.head_layers)
 
     @property
@@ -137,7 +138,7 @@ MATRIX = ("offsets", "columns", "rows", "values", "t_offsets", "t_columns", "t_o
 
 
 def route(edges: Sparse, x: Tensor, factors: int, iterations: int) -> Tensor:
-    """One routing layer on x, (N, K * hidden), without its activation."""
+    """Apply one routing layer to x, (N, K * hidden), without its activation."""
     matrix = [getattr(edges, name) for name in MATRIX]
     out: Tensor = _Route.apply(factors, iterations, x, *matrix)[0]  # type: ignore[no-untyped-call]
     return out
@@ -189,7 +190,7 @@ class _Route(Function):
 
 
 class _RouteBack(NoDerivative):
-    """The gradient of `_Route` by x, from the last pass to the first. Each u is recomputed."""
+    """The gradient of `_Route` by x, from the last pass to the first. It recomputes each u."""
 
     @staticmethod
     def forward(shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
@@ -247,8 +248,8 @@ def _kernels(x: Tensor) -> ModuleType | None:
 def _programs(x: Tensor, matrix: Tensors, dims: Dims) -> Iterator[tuple[slice, list[Tensor]]]:
     """Yield groups of clients to route together, and their adjacencies as block diagonals.
 
-    A GPU processes all clients at once. A CPU processes as many as its cache holds, because with
-    wide factors main memory would halve the speed (PubMed, 20 clients).
+    A GPU processes all clients at once. A CPU processes as many as its cache holds, because
+    reads of wide factors from main memory would halve the speed (PubMed, 20 clients).
     """
     size, nodes, entries = x.shape[0], x.shape[1], matrix[1].shape[-1]
     # In the order of `MATRIX`. Values are not indices of nodes or entries.

@@ -22,10 +22,14 @@ from atoll.nn.ops import NoDerivative, matmul, row_sum, with_values
 Propagation = Callable[[Tensor, Tensor], Tensor]
 """(h, bias) -> the product of a matrix of N rows with h, (N, D), plus the bias, (D,)."""
 MATRIX = ("offsets", "columns", "rows", "values", "t_offsets", "t_order")
+"""The tensors of a `Sparse` that the GPU kernels read, in the order of their arguments."""
 
 
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
-    """D^-1/2 (A∘w + I) D^-1/2 of the view `loops`, D_i = 1 + Σ_j w_ij, differentiable in w."""
+    """Return the product with D^-1/2 (A∘w + I) D^-1/2, given the view `loops` and weights w, (E,).
+
+    D_i = 1 + Σ_j w_ij. The product is differentiable in w.
+    """
     if on_gpu(weight):
         tensors = (getattr(adjacency, name) for name in MATRIX)
         values, t_values, _ = call(_Normalised, weight, *tensors)
@@ -38,7 +42,7 @@ def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
 
 
 class _Normalised(Function):
-    """The entries by row and by column, (E,) each, and D^-1/2, (N,)."""
+    """The normalised entries by row and by column, (E,) each, and D^-1/2, (N,), on a GPU."""
 
     @staticmethod
     def forward(weight: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +87,7 @@ class _NormalisedBack(NoDerivative):
 
 
 def _joined(info: Vmap, dims: Dims, args: tuple[Tensor, ...]) -> list[Tensor]:
-    """Concatenate the clients' tensors, because a stacked matrix numbers its entries so."""
+    """Concatenate the clients' tensors. Indices of a stacked matrix already count this way."""
     if None in dims[1:]:
         raise RuntimeError("a sparse matrix must be stacked whole: all of its tensors or none")
     return [part.flatten() for part in batched(info, dims, *args)]

@@ -9,9 +9,10 @@ The generator computes features from noise and a label, as in FedTAD's code:
 
     x̂ = W4 tanh(W3 tanh(W2 tanh(W1 [z ‖ e_label])))      widths 64, 128, 256, features
 
-Losses on pseudo graphs compare the outputs of a student and its teachers, and separate nodes.
+Losses on pseudo graphs compare the outputs of a student and K teachers, and keep generated nodes
+apart.
 
-Shapes: noise (B, noise), labels (B,), x̂ (B, features).
+Shapes for B generated nodes: noise z (B, noise), labels (B,), x̂ (B, features).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BLOCK = 1 << 22  # largest block of columns of T^q in memory (in numbers)
 
 
 def walk_returns(graph: Graph, length: int) -> Tensor:
-    """Probability that a walk of 1, ..., `length` steps returns to its start, (N, length).
+    """Return the probability that a walk of 1, ..., `length` steps ends at its start, (N, length).
 
     The result is exact, without powers of T. T is similar to S = D^-1/2 A D^-1/2, which is
     symmetric if A is. So (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks
@@ -59,7 +60,7 @@ def walk_returns(graph: Graph, length: int) -> Tensor:
 
 
 def _walk_matrix(graph: Graph) -> Sparse:
-    """D^-1/2 A D^-1/2 of the undirected graph. Rows of isolated nodes are zero."""
+    """Return D^-1/2 A D^-1/2 of the undirected graph. Rows of isolated nodes are zero."""
     there = graph.edges[:, graph.edge_weight != 0]
     source, target = torch.unique(torch.cat([there, there.flip(0)], dim=1), dim=1)
     ones = torch.ones(source.shape[0], dtype=graph.real.dtype, device=graph.real.device)
@@ -69,13 +70,13 @@ def _walk_matrix(graph: Graph) -> Sparse:
 
 
 def neighbour_similarity(graph: Graph, length: int) -> Tensor:
-    """Mean cosine of h_i and h_j over the neighbours j of a training node i, (N,), else zero."""
+    """Return each training node's mean cosine with its neighbours, (N,), and zero for others."""
     total, count = _summed_cosines(graph, walk_returns(graph, length))
     return total / count.clamp(min=1)
 
 
 def visited_similarity(graph: Graph, length: int) -> Tensor:
-    """The similarity of FedTAD's public code, (N,). See `atoll methods fedtad`.
+    """Return the similarity of FedTAD's public code, (N,). See `atoll methods fedtad`.
 
     The code multiplies T element by element, so only its diagonal remains, and walks jump almost
     uniformly over the whole graph. Instead of return probabilities it uses the numbers of the
@@ -103,7 +104,10 @@ def visited_similarity(graph: Graph, length: int) -> Tensor:
 
 
 def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of cos(h_i, h_j) over the neighbours j of training nodes i, and their number, (N,)."""
+    """Return the sum of cosines over each training node's neighbours, and their number, (N,).
+
+    The columns `position` follow the features in h_i.
+    """
     x = graph.x if isinstance(graph.x, Sparse) else sparse_features(graph.x)
     source, target = graph.edges
     counted = (graph.train[target] > 0) & (source != target) & (graph.edge_weight != 0)
@@ -117,7 +121,7 @@ def _summed_cosines(graph: Graph, position: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
-    """x_source · x_target for every edge, with dense blocks on one side and sparse rows."""
+    """Return x_source · x_target for every edge. Targets are dense blocks, sources sparse rows."""
     starts, counts = x.offsets.long(), row_lengths(x)
     out = x.values.new_zeros(edges.shape[1])
     for block in torch.split(torch.argsort(edges[1]), max(1, BLOCK // max(1, x.shape[1]))):
@@ -132,10 +136,11 @@ def _row_dots(x: Sparse, edges: Tensor) -> Tensor:
 
 
 def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
-    """Edges (2, E) to each row from its `count` most similar rows, including itself.
+    """Return edges, (2, E), to each row from its `count` most similar rows, and their weights.
 
-    Weights are one, or zero for a duplicate edge (`_both_ways`). `by` is "dot" (FedTAD, Eq. 7),
-    or "cosine", which also adds every edge's reverse (its code). The result has no gradient.
+    A row may be its own neighbour. Weights are one, or zero for a duplicate edge (`_both_ways`).
+    `by` is "dot" (FedTAD, Eq. 7), or "cosine" (FedTAD's code), which also adds every edge's reverse
+    and all self-loops. The result has no gradient.
     """
     unit = functional.normalize(x.detach(), dim=1) if by == "cosine" else x.detach()
     alike = unit @ unit.T
@@ -153,7 +158,10 @@ def nearest_neighbours(x: Tensor, count: int, by: str) -> tuple[Tensor, Tensor]:
 
 
 def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Edges, reverses and self-loops. Duplicates have weight zero, so a GPU need not wait."""
+    """Return edges, reverses and self-loops, and their weights.
+
+    Duplicates get weight zero, because their removal would make a GPU wait.
+    """
     source, target = edges
     nodes = torch.arange(len(picks), device=picks.device).unsqueeze(1)
     # The reverse of source -> target exists already if target is among source's picks.
@@ -165,7 +173,7 @@ def _both_ways(picks: Tensor, edges: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Generator:
-    """The generator P. The embedding of a label has one dimension per class."""
+    """The generator of node features. The embedding of a label has one dimension per class."""
 
     features: int
     classes: int
@@ -191,15 +199,15 @@ class Generator:
 
 
 def _linear(layer: Tree, h: Tensor) -> Tensor:
-    """H W + b. A GPU adds b in the same kernel."""
+    """Return h W + b. A GPU adds b in the same kernel."""
     return torch.addmm(layer["bias"], h, layer["weight"]) if h.is_cuda else apply_linear(layer, h)
 
 
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
-    """Σ_k Σ_i weight_ki D(student_i, taught_ki). D is KL(student ‖ taught) or mean |difference|.
+    """Return Σ_k Σ_i weight_ki D(student_i, taught_ki) for node i and teacher k.
 
-    Arguments are logits, (B, C) and (K, B, C), and the trust in teachers, (K, B). `reading` is
-    "kl" or "l1".
+    Arguments are logits, (B, C) and (K, B, C), and the trust in teachers, (K, B). `reading` "kl"
+    means D = KL(student ‖ taught), and "l1" the mean absolute difference of logits.
     """
     if reading == "l1":
         if on_gpu(student) and not taught.requires_grad and not inside_transform():
@@ -214,12 +222,12 @@ def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) ->
 
 
 def mean_cosine(x: Tensor) -> Tensor:
-    """Mean cosine over all pairs of rows, including each row with itself, in O(B D)."""
+    """Return the mean cosine of all pairs of B rows, each row with itself included, in O(B D)."""
     return functional.normalize(x, dim=1).mean(0).square().sum()
 
 
 def mode_seeking(noise: Tensor, x: Tensor) -> Tensor:
-    """exp(-mean_ij ‖z_i - z_j‖² ‖x_i - x_j‖_1), each norm divided by its dimension."""
+    """Return exp(-mean_ij ‖z_i - z_j‖² ‖x_i - x_j‖_1). Each norm is divided by its dimension."""
     squares = noise.square().sum(1)
     z_apart = (squares.unsqueeze(1) + squares - 2 * noise @ noise.T).clamp(min=0)
     total, _ = _WeightedGaps.apply(x, z_apart / noise.shape[1])  # type: ignore[no-untyped-call]
@@ -228,7 +236,7 @@ def mode_seeking(noise: Tensor, x: Tensor) -> Tensor:
 
 
 class _WithSlope(Function):
-    """A sum that also returns its gradient for the backward pass."""
+    """A function whose second output is its gradient, or half of it, for the backward pass."""
 
     @staticmethod
     def setup_context(ctx: Context, inputs: Tensors, output: Tensors) -> None:
@@ -282,7 +290,7 @@ class _WeightedGaps(_WithSlope):
 
 
 def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
-    """G of `_WeightedGaps`, row by row against the previous rows, which stay in the CPU's cache."""
+    """Return G of `_WeightedGaps`, row by row. Previous rows stay in the CPU's cache."""
     half, signs = torch.zeros_like(x), torch.empty_like(x)
     for row in range(1, len(x)):
         gaps, by = torch.sub(x[row], x[:row], out=signs[:row]).sign_(), weight[row, :row]
@@ -292,7 +300,7 @@ def _half_by_row(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _half_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
-    """G of `_WeightedGaps` with few kernels: blocks of rows that fit into 256 MB."""
+    """Return G of `_WeightedGaps` with few kernels, for blocks of rows that fit into 256 MB."""
     rows = max(1, (1 << 26) // max(1, x.numel()))
     parts = zip(torch.split(x, rows), torch.split(weight, rows), strict=True)
     blocks = [by.unsqueeze(1) @ (part.unsqueeze(1) - x).sign_() for part, by in parts]

@@ -93,7 +93,7 @@ class GraphGIN(Embedder):
         return {"convolutions": _convolutions(key, [wide] * self.layers, wide), **around}
 
     def init_private(self, key: Tensor, graph: Graph) -> Tree:
-        """Private layers. The first is initialised as if only the client's features existed."""
+        """Initialise the private layers, the first as if only the client's features existed."""
         fresh = {name: part for name, part in self.init(key).items() if name in self.private}
         if graph.has_features is None:
             return fresh
@@ -105,7 +105,7 @@ class GraphGIN(Embedder):
         return fresh
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """One row per graph, (G, hidden), before the last activation and dropout."""
+        """Return one row per graph, (G, hidden), before the last activation and dropout."""
         first, *rest = params["convolutions"]
         # (A + I) (X W_pre + b_pre) W_1, multiplied from the right, where the matrices are small.
         before = torch.cat([params["pre"]["weight"], params["pre"]["bias"].unsqueeze(0)])
@@ -118,7 +118,7 @@ class GraphGIN(Embedder):
         return apply_linear(params["post"], graph.at_roots(h))
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to `embed`, (N, C). Each graph's row is at its root."""
+        """Apply the last layer to the output of `embed`. Logits of graphs are at roots, (N, C)."""
         ids = graph.at_roots(graph.ids)
         h = dropout(torch.relu(h), key, ids, self.dropout, "dropout", self.layers)
         logits = apply_linear(params["readout"], h)
@@ -128,14 +128,14 @@ class GraphGIN(Embedder):
 
 
 def _first(layer: Tree, weight: Tensor, x: Tensor | Sparse) -> Tensor:
-    """The first convolution, of rows that are already summed over neighbours."""
+    """Apply the first convolution to rows that are already summed over neighbours."""
     if isinstance(x, Tensor) and not x.is_cuda:
         return _rectified(x, {**layer["inner"], "weight": weight}, layer["outer"])
     return _perceptron(layer, matmul(x, weight))
 
 
 def _rectified(h: Tensor, *layers: Tree) -> Tensor:
-    """Linear layers with ReLUs on a CPU. Product, bias and ReLU are one kernel."""
+    """Apply linear layers with ReLUs on a CPU. A large layer with its ReLU is one kernel."""
     out = evened(h)
     for layer in layers:
         out = dense_layer(out, layer["weight"], layer["bias"], relu=True)
@@ -143,7 +143,7 @@ def _rectified(h: Tensor, *layers: Tree) -> Tensor:
 
 
 def _perceptron(layer: Tree, h: Tensor) -> Tensor:
-    """The rest of a convolution, after its first product and the sum over neighbours."""
+    """Apply the rest of a convolution, after its first product and the sum over neighbours."""
     h, outer = torch.relu_(h + layer["inner"]["bias"]), layer["outer"]
     if h.is_cuda:
         return torch.relu_(tall_matmul(h, outer["weight"]) + outer["bias"])
@@ -151,7 +151,7 @@ def _perceptron(layer: Tree, h: Tensor) -> Tensor:
 
 
 def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
-    """Dropout of the first convolution's output h, then the other convolutions with dropout."""
+    """Apply dropout to the first convolution's output h, then the other convolutions."""
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
         if h.is_cuda:

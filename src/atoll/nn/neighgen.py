@@ -2,16 +2,18 @@
 
     z_v = GraphSAGE(v);   n̂_v = relu(w z_v + b);   x̂_v = tanh(W3 relu(W2 relu(W1 (z_v + noise))))
 
-A node v gets the first a_v = min(⌊n̂_v⌋, p) of its p generated neighbours. The only neighbour of a
-generated node is v, so a layer on the mended graph needs no larger graph:
+z_v is the embedding of node v, n̂_v the predicted number of its lost neighbours, x̂_v the features
+of p generated neighbours. The mended graph contains the first a_v = min(⌊n̂_v⌋, p) of them. The
+only neighbour of v's generated node k is v, so a layer gets h_v and h_vk without a larger graph:
 
     h_v  <- W_n (Σ_u h_u + Σ_{k < a_v} h_vk) / (deg_v + a_v) + W_s h_v + b
     h_vk <- W_n h_v + W_s h_vk + b
 
-Most slots are unused (on Cora 29 of 30). A CPU can read numbers, so it generates neighbours only
-for used slots (`nn.neighgen_slots`). On a GPU shapes must not depend on numbers.
+Each node has p slots for generated neighbours, and most are unused (on Cora 29 of 30). A CPU
+generates neighbours only for used slots, its places (`nn.neighgen_slots`). A GPU computes all
+slots, because shapes must not depend on values there.
 
-Shapes: N nodes, p slots for generated neighbours, D features, x̂ (N, p, D), at R places (R, 1, D).
+Shapes: N nodes, p slots, R places, D features; x̂ is (N, p, D), or (R, 1, D) with places.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ from atoll.nn.ops import at_columns, at_rows, matmul, row_sum, row_top, with_val
 
 @record
 class Made:
-    """Generated neighbours, n times s of them: N times p, or R times one at places."""
+    """Generated neighbours. (n, s) is (N, p) if every slot is computed, or (R, 1) at places."""
 
     x: Tensor  # their features, (n, s, D)
-    linked: Tensor  # one for those that their node reads, zero for unused slots, (n, s)
+    linked: Tensor  # one for neighbours that their node reads, zero for unused slots, (n, s)
     total: Tensor  # sum of the features that a node reads, (N, D), or only for nodes with places
     places: Places | None = None  # None if every slot of every node is computed
     around: tuple[Sparse, Tensor] | None = None  # the cached result of `surrounded`
 
     def at(self, rows: Tensor) -> Tensor:
-        """The row of each neighbour's node: (N, C) -> (n, 1, C)."""
+        """Return the row of the node of each generated neighbour: (N, C) -> (n, 1, C)."""
         return (rows if self.places is None else self.places.at(rows)).unsqueeze(1)
 
     def summed(self, g: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ class Made:
     def dropped(
         self, g: Tensor, key: Tensor | None, ids: Tensor, net: GraphSAGE, number: int
     ) -> Tensor:
-        """Dropout of (n, s, C). The noise of a slot depends on its node."""
+        """Apply dropout to (n, s, C). The noise of a slot depends on its node's id."""
         if self.places is not None:
             return self.places.dropped(g, key, ids, net.dropout, "made", number)
         return dropout(g.flatten(1), key, ids, net.dropout, "made", number).reshape(g.shape)
@@ -79,7 +81,7 @@ def _summed(g: Tensor, linked: Tensor, places: Places | None) -> Tensor:
 
 
 def made_neighbours(x: Tensor, linked: Tensor, places: Places | None = None) -> Made:
-    """Make a `Made` with the sum that a first layer needs. Arguments are as in `Made`."""
+    """Return a `Made` with `total`, which a first layer needs. Arguments are as in `Made`."""
     return Made(x, linked, _summed(x, linked, places), places)
 
 
@@ -95,7 +97,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class NeighGen:
-    """Three parts: `encoder`, `degree` (number of lost neighbours) and `features`."""
+    """The generator: `encoder` gives z, `degree` gives n̂, and `features` gives x̂."""
 
     features: int
     hidden: int = 64
@@ -114,7 +116,7 @@ class NeighGen:
         return {
             "encoder": self.encoder.init(fold(key, "encoder")),
             # The bias starts at one. If n̂ started at zero for all nodes, its ReLU would have no
-            # gradient, and the client would never generate a neighbour (two of ten on Cora).
+            # gradient. Two of ten clients on Cora would then never generate a neighbour.
             "degree": {**degree, "bias": torch.ones_like(degree["bias"])},
             "features": [
                 linear(fold(key, "features", layer), n_in, n_out)
@@ -123,12 +125,15 @@ class NeighGen:
         }
 
     def encode(self, params: Tree, graph: Graph, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """z, (N, latent), and n̂, (N,), on the graph without the nodes that are not kept."""
+        """Return z, (N, latent), and n̂, (N,), on the graph without edges from nodes not kept."""
         z = mended_sage(self.encoder, params["encoder"], graph, kept, None, None)
         return z, torch.relu(apply_linear(params["degree"], z)).squeeze(-1)
 
     def make(self, layers: Tree, z: Tensor, places: Places | None = None) -> Tensor:
-        """x̂, (N, p, D), from the part `features` and noisy z. With places only for their nodes."""
+        """Return x̂ from the part `features` and from z plus noise.
+
+        With places, z has only the rows of their nodes.
+        """
         *hidden, last = layers
         h = z
         for layer in hidden:
@@ -147,7 +152,10 @@ class NeighGen:
 def mended_sage(
     net: GraphSAGE, params: Tree, graph: Graph, kept: Tensor, made: Made | None, key: Tensor | None
 ) -> Tensor:
-    """Logits, (N, C), on a graph with generated nodes, without edges of nodes not `kept`, (N,)."""
+    """Return logits, (N, C), on a graph with generated neighbours.
+
+    Edges from nodes that are not `kept`, (N,), are ignored.
+    """
     if made is not None and made.around is not None:
         adjacency, size = made.around
     else:
@@ -173,7 +181,7 @@ def mended_sage(
 
 
 def surrounded(graph: Graph, kept: Tensor, made: Made | None) -> tuple[Sparse, Tensor]:
-    """Edges of kept nodes, and each node's neighbour count with generated ones, (N, 1)."""
+    """Return the edges from kept nodes, and each node's neighbour count with generated ones."""
     adjacency, size = _edges_from(graph, kept)
     if made is None:
         return adjacency, size
@@ -182,23 +190,23 @@ def surrounded(graph: Graph, kept: Tensor, made: Made | None) -> tuple[Sparse, T
 
 
 def _edges_from(graph: Graph, nodes: Tensor) -> tuple[Sparse, Tensor]:
-    """Edges from nodes whose mask, (N,), is one, and the number of them at each node, (N, 1)."""
+    """Return edges from nodes whose mask is one, and the number that end at each node, (N, 1)."""
     whole = graph.sparse_view("mean")
     edges = with_values(whole, at_columns(whole, nodes.unsqueeze(-1)).squeeze(-1))
     return edges, row_sum(whole, edges.values.unsqueeze(-1))
 
 
 def random_order(key: Tensor, graph: Graph, chosen: Tensor) -> Tensor:
-    """All nodes in a random order by ids, (N,). Chosen nodes, given by a mask (N,), come first."""
+    """Return the chosen nodes, given by a mask, in a random order by ids, then all others, (N,)."""
     bits = random_bits(key, graph.ids, 1).squeeze(-1).to(torch.int64)
     return torch.argsort(torch.where(chosen > 0, bits, 1 << 40))
 
 
 def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Up to `slots` random chosen neighbours of every node, and a mask, (N, slots) each."""
+    """Return up to `slots` random chosen neighbours of every node, and a mask, (N, slots) each."""
     adjacency = graph.sparse_view("mean")
     order = random_order(key, graph, chosen)
-    # Ranks start at one; others and padding have zero. The highest remaining rank is next.
+    # Ranks of chosen nodes start at one. Others and padding have zero. Pick the highest rank next.
     rank = (torch.argsort(order) + 1).to(chosen.dtype) * chosen
     score = at_columns(adjacency, rank.unsqueeze(-1))
     picks = []
@@ -210,7 +218,7 @@ def some_neighbours(key: Tensor, graph: Graph, chosen: Tensor, slots: int) -> tu
 
 
 def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
-    """Hide a share of the nodes that are neither training nor test nodes."""
+    """Hide a share of the nodes that are neither training nor test nodes. Return the targets."""
     may = graph.real * (1 - graph.train) * (1 - graph.test)
     place = torch.argsort(random_order(fold(key, "hide"), graph, may))
     hidden = may * (place < torch.round(share * may.sum())).to(may.dtype)
@@ -220,7 +228,7 @@ def hide_nodes(key: Tensor, graph: Graph, share: float, slots: int) -> Lost:
 
 
 def degree_loss(guess: Tensor, count: Tensor, mask: Tensor) -> Tensor:
-    """L_d over nodes whose mask is one."""
+    """Return the mean smooth L1 loss of n̂, given the true counts, where the mask is one."""
     return masked_mean(functional.smooth_l1_loss(guess, count, reduction="none"), mask)
 
 
@@ -233,10 +241,11 @@ def feature_loss(
     last: bool = False,
     places: Places | None = None,
 ) -> Tensor:
-    """L_f over nodes whose mask, (N,), is one, for x̂, (n, s, D), and candidates `true`, (n, k, D).
+    """Return the mean squared error of x̂ over nodes whose mask, (N,), is one.
 
-    `used`, (n, s), is one for used slots. `there`, (n, k), is one for candidates that exist,
-    which come first. For the other arguments see `compared` and `Made`.
+    x̂, (n, s, D), is compared with candidates `true`, (n, k, D). `used`, (n, s), is one for used
+    slots. `there`, (n, k), is one for candidates that exist, which come first. For n and s see
+    `Made`, and for `last` see `compared`.
     """
     gaps = made - compared(made, true, there, last) @ true
     errors = gaps.square().mean(-1) * used * there[:, :1]
@@ -247,7 +256,7 @@ def feature_loss(
 
 
 def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
-    """One at each generated node's candidate (nearest or last), else zero, (n, p, k)."""
+    """Return one at each generated node's nearest (or last) candidate, else zero, (n, s, k)."""
     if last:
         best = (there.sum(-1, keepdim=True) - 1).clamp(min=0).expand(made.shape[:-1])
     else:
@@ -260,10 +269,10 @@ def compared(made: Tensor, true: Tensor, there: Tensor, last: bool) -> Tensor:
 
 
 def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
-    """The participants' features, (K, M, p, D), without most unused slots.
+    """Remove most unused slots from the features that K participants sent, (K, M, p, D).
 
-    Return Q rows for each of the M numbers, (Q, M, D), and their positions among the K p rows of
-    the same number, (Q, M). Missing rows at the end are zero.
+    Each participant sent M nodes. Of the K p slots of all m-th nodes, used ones come first and Q
+    remain. Return these rows, (Q, M, D), and their positions among the K p slots, (Q, M).
     """
     used = shown.any(-1).movedim(2, 1).flatten(0, 1)
     most = max(1, int(used.sum(0).max()))
@@ -273,16 +282,16 @@ def gathered(shown: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_others(slopes: Tensor, owner: Tensor) -> Tensor:
-    """Sum the answers (K, Q, M, D) of all clients except each row's `owner`, of shape (Q, M).
+    """Sum the gradients of K participants, (K, Q, M, D), without that of each row's `owner`.
 
-    The result has shape (Q, M, D).
+    Owners have shape (Q, M), and the result has shape (Q, M, D).
     """
     own = owner.unsqueeze(-1).expand(slopes.shape[1:]).unsqueeze(0)
     return slopes.sum(0) - slopes.gather(0, own).squeeze(0)
 
 
 def given_back(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """Invert `gathered`: (K, M, p, D), with zeros for the rows that it omitted."""
+    """Invert `gathered`. Return (K, M, p, D), with zeros for the omitted slots."""
     count, numbers, slots, wide = shape
     every = rows.new_zeros(count * slots, numbers, wide)
     every = every.scatter(0, places.unsqueeze(-1).expand_as(rows), rows)

@@ -1,10 +1,10 @@
 """FedSage+: compute only the used slots of generated neighbours, on a CPU.
 
-All clients of one program get as many places as the client with the most. Products know the number
-of used rows of each client and keep the others zero. On Cora, clients with 8 and with 105 generated
-neighbours share a program.
+A place is a slot that is computed. All clients of one program get equally many places, enough for
+each of them. Products know the number of used rows of each client and keep the others zero. On
+Cora, clients with 8 and with 105 generated neighbours share a program.
 
-Shapes: N nodes with p slots each, R places in n nodes.
+Shapes: N nodes with p slots each, R places in n nodes, D features.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Sizes = tuple[int, ...]
 
 @record
 class Places:
-    """All used slots, and few others.
+    """The computed slots: all used ones, and few others.
 
     Nodes with the most used slots come first. The places are slot 0 of the first `sizes[0]` nodes,
     then slot 1 of the first `sizes[1]` nodes, and so on.
@@ -36,17 +36,17 @@ class Places:
 
     nodes: Tensor  # the nodes that have a place, (n,)
     sizes: Sizes = static(())  # descending, the first is n; the sum is R; no zeros
-    counts: Counts = static(())  # number of places that each client uses, which come first
+    counts: Counts = static(())  # used places of each client and slot; they come first
     shape: tuple[int, int] = static((0, 0))  # N and p
-    lasting: bool = static(False)  # whether many steps use these places
+    lasting: bool = static(False)  # whether many steps use these places, so shapes recur
 
     def at(self, rows: Tensor) -> Tensor:
-        """The row of each place's node: (N, ...) -> (R, ...)."""
+        """Return the row of each place's node: (N, ...) -> (R, ...)."""
         own = rows[self.nodes]
         return torch.cat([own[:size] for size in self.sizes])
 
     def at_slots(self, rows: Tensor) -> Tensor:
-        """The entry of each place: (N, p, ...) -> (R, 1, ...)."""
+        """Return the entry of each place: (N, p, ...) -> (R, 1, ...)."""
         return self._chosen(rows[self.nodes])
 
     def summed(self, rows: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Places:
     def dropped(
         self, rows: Tensor, key: Tensor | None, ids: Tensor, rate: float, *purpose: int | str
     ) -> Tensor:
-        """Dropout of (R, 1, C), equal to `dropout` of (N, p C) at each place."""
+        """Apply dropout to (R, 1, C), equal to `dropout` of (N, p C) at each place."""
         if key is None:
             return rows
         slots = len(self.sizes)
@@ -90,7 +90,10 @@ class Places:
         return _at_each(_Product, first, rows, weight)
 
     def tanh_layer(self, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """A layer of p D outputs at each place, (n, C) -> (R, 1, D). Unused places are zero."""
+        """Return tanh(h W + b) at each place: (n, C) -> (R, 1, D). Unused places are zero.
+
+        The layer has p D outputs, and a place needs the D outputs of its slot.
+        """
         return _at_each(_TanhLayer, self._layout, rows, weight, bias).unsqueeze(1)
 
     @property
@@ -102,7 +105,7 @@ class Places:
 
 
 def used_places(used: Tensor) -> Places | None:
-    """Places of the used slots, (N, p), or None for all if shapes may not depend on numbers."""
+    """Return the places of the used slots, (N, p), or None if shapes must not depend on values."""
     found = known(used.sum(0))
     if found is None:
         return None
@@ -123,11 +126,11 @@ class _Layout(NamedTuple):
     lasting: bool
 
     def times(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product of two matrices. Only lasting shapes justify cached kernels."""
+        """Return the product of two matrices. Only lasting shapes justify cached kernels."""
         return raw_product(a, b) if self.lasting else a @ b
 
     def pieces(self) -> Iterator[tuple[int, int, slice]]:
-        """Yield the used rows of each client and slot, if there are any."""
+        """Yield (client, slot, used rows) for each client and slot with used rows."""
         for client, own in enumerate(self.counts):
             first = 0
             for slot, (count, size) in enumerate(zip(own, self.sizes, strict=True)):
@@ -137,7 +140,7 @@ class _Layout(NamedTuple):
 
 
 def _at_each(function: type[Function], layout: _Layout, *given: Tensor) -> Tensor:
-    """Call a function of stacks, for one client or for all clients behind `vmap`."""
+    """Call a function of stacks over K clients, for one client or for all clients under `vmap`."""
     if current_batch() is not None:
         found: Tensor = call(function, layout, *given)
         return found
@@ -153,7 +156,7 @@ Inputs = tuple[_Layout, *tuple[Tensor, ...]]
 
 
 class _Product(Stacked):
-    """Rows (K, R, C) times weights (K, C, O). Unused rows are zero."""
+    """Rows (K, R, C) times weights (K, C, O), for K clients. Unused rows are zero."""
 
     @staticmethod
     def forward(layout: _Layout, rows: Tensor, weight: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Standard networks for nodes, and evaluators that score every directed edge.
 
 Shapes: x (N, D), logits (N, C). No network for nodes has dropout on its input, so the product of
-adjacency and X is computed once if that saves work. Scores, (E,), are in the order of the entries
-of the view `loops` (A + I). Scores of self-loops are not used.
+adjacency and X is computed once if that saves work. Scores of edges, (E,), are in the order of the
+entries of the view `loops` (A + I). Scores of self-loops are not used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atoll.nn.ops import at_columns, at_rows, edge_softmax, matmul, row_sum
 
 @dataclass(frozen=True)
 class Layered(ABC):
-    """A stack of layers, H <- dropout(activation(layer(H))). The last layer gives the logits."""
+    """A stack of layers, H <- dropout(activation(layer(H))). The last layer returns the logits."""
 
     features: int
     classes: int
@@ -56,16 +56,16 @@ class Layered(ABC):
 
     @abstractmethod
     def _first(self, layer: Tree, graph: Graph) -> Tensor:
-        """The first layer, which reads the graph's features, without its activation."""
+        """Return the output of the first layer, which reads the graph's features."""
 
     @abstractmethod
     def _further(self, layer: Tree, h: Tensor, number: int, graph: Graph) -> Tensor:
-        """Layer `number`, applied to the previous output after activation and dropout."""
+        """Apply layer `number` to the previous output after activation and dropout."""
 
     _activation = staticmethod(torch.relu)
 
     def dropped(self, h: Tensor, number: int, graph: Graph, key: Tensor | None) -> Tensor:
-        """Activation and dropout of h, the input of layer `number`."""
+        """Apply activation and dropout to h, the input of layer `number`."""
         noise = key, graph.ids, self.dropout, "dropout", number
         return dropout(h, *noise, after=self._activation)
 
@@ -155,14 +155,14 @@ class GCN(Layered):
     def on(
         self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
-        """Logits with another propagation instead of Â, which may be learned (view `x`)."""
+        """Return logits with the given propagation instead of Â. It reads the view `x`."""
         h = propagate(matmul(graph.views["x"], params[0]["weight"]), params[0]["bias"])
         for number, layer in enumerate(params[1:], start=1):
             h = self.convolved(layer, self.dropped(h, number, graph, key), number, propagate)
         return h
 
     def convolved(self, layer: Tree, h: Tensor, number: int, propagate: Propagation) -> Tensor:
-        """Layer `number`, applied to the output of `dropped`, with the given propagation."""
+        """Apply layer `number` to the output of `dropped`, with the given propagation."""
         h = matmul(h, layer["weight"])
         out: Tensor = h + layer["bias"] if self._is_head(number) else propagate(h, layer["bias"])
         return out
@@ -206,7 +206,8 @@ class GAT(Layered):
 
         ‖_k Σ_j α_ij^k W^k h_j + b,   α_ij = softmax_j leaky_relu(s·W h_j + t·W h_i),
 
-    with ELU as activation, j over the neighbours of i and i itself, and one head in the last layer.
+    for heads k with attention vectors s and t, and j over the neighbours of i and i itself. The
+    activation is ELU, and the last layer has one head.
     The paper also has dropout on inputs and attention coefficients. PyG's `GATConv`, which
     federated graph learning uses with its defaults, has neither. As there, edge weights are
     ignored, except that an edge of weight zero does not exist.
@@ -245,7 +246,7 @@ class GAT(Layered):
 
 
 def _attend(graph: Graph, h: Tensor, layer: Tree) -> Tensor:
-    """The attention-weighted mean of the neighbours' rows of h, (N, H * D), per head."""
+    """Return the attention-weighted means of the neighbours' rows of h, per head, plus the bias."""
     edges = graph.sparse_view("loop")
     num, width = layer["source"].shape
     by_head = h.reshape(-1, num, width)
@@ -282,13 +283,13 @@ class SGC:
         return [linear(key, self.features, self.classes)]
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Logits, (N, C)."""
+        """Return logits, (N, C)."""
         h: Tensor = matmul(graph.views[self._view], params[0]["weight"]) + params[0]["bias"]
         return h
 
 
 def edge_mask(adjacency: Sparse) -> Tensor:
-    """One for edges, zero for self-loops and padding, (E,)."""
+    """Return one for edges, zero for self-loops and padding, (E,)."""
     real = (adjacency.rows != adjacency.columns) & (adjacency.values != 0)
     return real.to(adjacency.values.dtype)
 

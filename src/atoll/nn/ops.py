@@ -1,10 +1,11 @@
 """Sparse products and segment operations that stay one kernel under `vmap`.
 
-Every operation is an `autograd.Function` over one kernel, the sum over bags of rows. On a CPU that
-is `embedding_bag`, the fastest sparse product that we measured (docs/adr/0005); on a GPU it is
-`kernels/sparse.py`. The `vmap` rule treats the clients' matrices as one block-diagonal matrix. A
-stacked `Sparse` already numbers its entries that way, so the rule only reshapes. Dense factors and
-per-entry tensors have second derivatives. The values of a matrix have none, and a request raises.
+Most operations are an `autograd.Function` over one kernel (`bags`), the sum over bags of rows. On a
+CPU that is `embedding_bag`, the fastest sparse product that we measured (docs/adr/0005). On a GPU
+it is `kernels/sparse.py` for few columns, and otherwise a product of torch. The `vmap` rule treats
+the clients' matrices as one block-diagonal matrix. A stacked `Sparse` already numbers its entries
+that way, so the rule only reshapes. Dense factors and per-entry tensors have second derivatives.
+The values of a matrix have none, and a request raises an error.
 
 Shapes: matrix (R, C) with E entries; dense (C, D); per-entry tensors (E,) or (E, D).
 """
@@ -36,7 +37,10 @@ NARROW = 16
 
 
 def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product, (R, D), plus a bias, (D,). Differentiable, except in a dense matrix's zeros."""
+    """Return the product, (R, D), plus a bias, (D,).
+
+    A `Sparse` whose field `dense` is used has no gradient by its values. `with_values` clears it.
+    """
     on_its_own = isinstance(matrix, Sparse) and on_gpu(dense) and dense.shape[-1] <= NARROW_ON_GPU
     if bias is not None and not on_its_own:
         return matmul(matrix, dense) + bias
@@ -54,47 +58,50 @@ def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def both_ways(matrix: Sparse) -> tuple[Tensor, ...]:
-    """Offsets, columns and values of a matrix, as arguments of `bags`, then of its transpose."""
+    """Return offsets, columns and values of a matrix, then of its transpose, for `bags`."""
     m = matrix
     return m.offsets, m.columns, m.values, m.t_offsets, m.t_columns, m.t_values
 
 
 def tall_matmul(h: Tensor, weight: Tensor) -> Tensor:
-    """The product of a dense matrix with many rows, (N, D), and one with few, (D, H)."""
+    """Return the product of a dense matrix with many rows, (N, D), and one with few, (D, H)."""
     return _call(_Tall, h, weight) if h.is_cuda else times(h, weight)
 
 
 def by_row(function: Callable[[Tensor | Sparse], Tensor], matrix: Matrix) -> Tensor:
-    """Apply a function to each row of a matrix. Equal rows are computed only once."""
+    """Apply a function to each row of a matrix, and to each different row of a `Distinct` once."""
     if isinstance(matrix, Distinct):
         return matmul(matrix.which, function(matrix.rows))
     return function(matrix)
 
 
 def with_values(matrix: Sparse, values: Tensor) -> Sparse:
-    """Replace the values, (E,) in row order. Padding stays zero."""
+    """Replace the values, (E,) in row order. Entries of value zero (padding) stay zero."""
     values = torch.where(matrix.values != 0, values, torch.zeros_like(values))
     by_column = _call(_Gather, values.unsqueeze(-1), matrix.t_order, None, None)
     return replace(matrix, values=values, t_values=by_column.squeeze(-1), dense=None)
 
 
 def at_rows(matrix: Sparse, dense: Tensor) -> Tensor:
-    """`dense`, (R, D), read at each entry's row: (E, D). For an adjacency, the edge's target."""
+    """Read `dense`, (R, D), at each entry's row: (E, D). For an adjacency, at the edge's target."""
     return _call(_Gather, dense, matrix.rows, matrix.offsets, None)
 
 
 def at_columns(matrix: Sparse, dense: Tensor) -> Tensor:
-    """`dense`, (C, D), read at each entry's column: (E, D). For an adjacency, the edge's source."""
+    """Read `dense`, (C, D), at each entry's column: (E, D). For an adjacency, at the source."""
     return _call(_Gather, dense, matrix.columns, matrix.t_offsets, matrix.t_order)
 
 
 def row_sum(matrix: Sparse, entries: Tensor) -> Tensor:
-    """Sum of per-entry numbers, (E, D), over each row: (R, D)."""
+    """Sum per-entry numbers, (E, D), over each row: (R, D)."""
     return _call(_BagSum, entries, matrix.offsets, matrix.rows, None)
 
 
 def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
-    """Largest entry (E, D) of each row, (R, D), or zero. Gradients are as in `torch.amax`."""
+    """Return the largest of the entries, (E, D), of each row, (R, D). Empty rows give zero.
+
+    Equal largest entries share the gradient, as in `torch.amax`.
+    """
     real = (matrix.values != 0).to(entries.dtype).unsqueeze(-1)
     seen = torch.where(real > 0, entries.detach(), torch.full_like(entries, -1e30))
     highest = row_top(matrix, seen)
@@ -104,12 +111,12 @@ def row_max(matrix: Sparse, entries: Tensor) -> Tensor:
 
 
 def row_top(matrix: Sparse, entries: Tensor) -> Tensor:
-    """`row_max` with one kernel and no gradient. Padding counts, so give it the least value."""
+    """Return `row_max` without a gradient. Padding counts, so give it the least value."""
     return _call(_RowMax, entries, matrix.offsets)
 
 
 def edge_softmax(matrix: Sparse, scores: Tensor) -> Tensor:
-    """Softmax of per-entry scores, (E, H), over each row. Padding is zero."""
+    """Return the softmax of per-entry scores, (E, H), over each row. Padding is zero."""
     real = (matrix.values != 0).to(scores.dtype).unsqueeze(-1)
     scores = torch.where(real > 0, scores, torch.full_like(scores, -1e30))
     # Subtracting the row's maximum changes only the rounding, so it needs no gradient.
@@ -133,8 +140,8 @@ def bags(
 ) -> Tensor:
     """out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]].
 
-    A bias is added: (D,), or one row for each of several equal blocks. With `shared`, all blocks
-    read the same dense matrix.
+    Without weights, weight[e] is one. A bias is added: (D,), or one row for each of several equal
+    blocks. With `shared`, all blocks read the same dense matrix.
     """
     if on_gpu(dense) and dense.shape[1] <= NARROW_ON_GPU and index.numel():
         from atoll.nn.kernels import sparse as sparse_kernels
@@ -162,7 +169,7 @@ with 64 columns 0.10, cuSPARSE 0.09; with 256 cuSPARSE 0.18, and this kernel 0.6
 """
 
 CSR_ABOVE = 1 << 22
-"""Number of multiplications of a wide sparse product above which a GPU uses the CSR kernel.
+"""Number of multiplications above which a GPU uses torch's CSR product for other bags.
 
 On PubMed with FedIIH (88,000 edges x 1,024) `embedding_bag` reaches a thirteenth of an H200's
 bandwidth, because each thread walks its whole bag. Its launch is cheaper for small products.
@@ -170,7 +177,7 @@ bandwidth, because each thread walks its whole bag. Its launch is cheaper for sm
 
 
 def _csr_bags(dense: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
-    """`bags` as the product of a compressed-row (CSR) matrix."""
+    """Compute `bags` as the product with a compressed-row (CSR) matrix."""
     ends = torch.cat([offsets, offsets.new_full((1,), index.numel())])
     values = dense.new_ones(index.numel()) if weight is None else weight.contiguous()
     _quiet()
@@ -326,7 +333,7 @@ class _Product(_KeepsInputs):
 
 
 def _in_block(columns: Tensor, t_offsets: Tensor, dense: Tensor) -> Tensor:
-    """The rows of dense that the entries read. All blocks may share them (`_Product`)."""
+    """Return the rows of dense that the entries read. All blocks may share them (`_Product`)."""
     height = dense.shape[0]
     return columns.remainder(height) if height < t_offsets.shape[0] else columns
 
@@ -412,7 +419,10 @@ class _Gather(_OnSegments):
 
 
 class _BagSum(_OnSegments):
-    """Sum entries over bags. Entry order[e] (e without an order) is in bag index[e]."""
+    """Sum entries over bags. Entry e is in bag index[e].
+
+    `order` lists the entries bag by bag. Without it, they are stored in this order.
+    """
 
     @staticmethod
     def forward(entries: Tensor, offsets: Tensor, index: Tensor, order: Tensor | None) -> Tensor:
@@ -466,7 +476,7 @@ PART = 512  # smallest number of rows in a part of a product over all rows
 
 
 def _rows_product(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀ b for (..., N, D) and (..., N, H), summed in parts."""
+    """Return aᵀ b for (..., N, D) and (..., N, H), summed in parts."""
     rows = a.shape[-2]
     parts = min(16, rows // PART)
     if parts < 2:

@@ -1,7 +1,7 @@
 """Networks on polynomials of an adjacency: GAMLP mixes hops, ChebNet sums Chebyshev terms.
 
-Both multiply X by their weights first and propagate the narrow product. That is exact, because
-neither has dropout on its input. No (N, D) product of hops is ever stored.
+Both networks multiply X by their weights first and propagate the narrow product. That is exact,
+because neither has dropout on its input. Neither stores an (N, D) product of hops.
 
 Shapes: x (N, D), logits (N, C), scores and weights of hops (N, K + 1).
 """
@@ -39,10 +39,10 @@ class GAMLP(Embedder):
 
     The concatenated hops are the attention's reference, without a separate network. The weight of
     a hop is bounded, by 0.109 and 0.475 for K = 3, so no hop can be switched off.
-    `hop_weights=sgl` is a fault of FedGTA's public code. It stacks the scores hop by hop and cuts
-    them into rows of K + 1 without a transpose. A node then reads scores of nodes with nearby
-    numbers: of training nodes during training, of all nodes without dropout.
-    That code also averages a linear layer that nothing uses, which Atoll omits.
+    `hop_weights=sgl` repeats a fault of FedGTA's public code. That code stacks the scores hop by
+    hop and cuts them into rows of K + 1 without a transpose. A node then reads the scores of other
+    nodes: of training nodes in training, and of any node in prediction. The code also averages a
+    linear layer that nothing uses, which Atoll omits.
     """
 
     features: int
@@ -57,7 +57,7 @@ class GAMLP(Embedder):
 
     @property
     def reach(self) -> int | None:
-        """The number of hops that the logits depend on. With the fault, they read all nodes."""
+        """The number of hops that logits depend on, or None with `sgl`, which reads all nodes."""
         return self.hops if self.hop_weights == "nodes" else None
 
     @property
@@ -79,7 +79,7 @@ class GAMLP(Embedder):
         return {"attention": attention, "slope": zeros(key, 1) + 0.25, "layers": layers}
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Return logits, (N, C). A key turns dropout on, and means training for `sgl`."""
+        """Return logits, (N, C). A key turns dropout on, and tells `sgl` that this is training."""
         first, *rest = params["layers"]
         used = graph.real if key is None else graph.train
         weights = self.weights(params["attention"], graph, used)
@@ -99,7 +99,7 @@ class GAMLP(Embedder):
         return apply_linear(params["layers"][-1], self._dropped(params, h, number, graph, key))
 
     def weights(self, attention: Tree, graph: Graph, used: Tensor) -> Tensor:
-        """The hop weights of every node, (N, K + 1). `hop_weights=sgl` cuts `used` nodes."""
+        """Return the hop weights of every node, (N, K + 1). Only `sgl` reads the mask `used`."""
         # u·[X_0 … X_K] is the same for all hops, so a hop needs only one more column.
         scored = self._propagated(attention["weight"].reshape(self.hops + 2, -1).T, graph)
         base = sum((seen[:, k] for k, seen in enumerate(scored)), attention["bias"])
@@ -123,7 +123,7 @@ class GAMLP(Embedder):
 
 
 def cut_without_transpose(scores: Tensor, used: Tensor) -> Tensor:
-    """The scores of the used nodes, hop after hop, cut into rows of K + 1 (SGL's fault)."""
+    """Stack the scores of used nodes hop by hop, and cut them into rows of K + 1 (`sgl`)."""
     count, total = scores.shape[1], used.sum().long().clamp(min=1)
     order = torch.argsort(used, descending=True, stable=True)  # used nodes first, as numbered
     own = (used.cumsum(0).long() - 1).clamp(min=0).unsqueeze(1)
@@ -167,12 +167,12 @@ class ChebNet(Layered):
         return self._filtered(layer, matmul(h, self._side_by_side(layer)), graph)
 
     def _side_by_side(self, layer: Tree) -> Tensor:
-        """[W_0 … W_(terms - 1)], (D, terms * H)."""
+        """Return [W_0 … W_(terms - 1)], (D, terms * H)."""
         weight: Tensor = layer["weight"]
         return weight.reshape(len(weight) // self.terms, -1)
 
     def _filtered(self, layer: Tree, products: Tensor, graph: Graph) -> Tensor:
-        """Σ_j T_j(M) P_j + b, given the concatenated products P_j (Clenshaw's recurrence)."""
+        """Return Σ_j T_j(M) P_j + b, given the products P_j = H W_j (Clenshaw's recurrence)."""
         sign, name = (1, "gcn") if self.matrix == "adjacency" else (-1, "bare")
         *rest, ahead = products.chunk(self.terms, dim=1)
         behind = torch.zeros_like(ahead)

@@ -28,11 +28,12 @@ from atoll.nn.ops import matmul
 class Residual(Embedder):
     """Residual blocks with separate weights for a node and its neighbours (Platonov et al., 2023).
 
-        h_0 = X W + b;   h_l = h_l-1 + relu(u W_s + D^-1 A u W_n + b_1) W_2 + b_2,   u = norm(h_l-1)
+        h_0 = relu(X W + b);   u = norm(h_l-1)
+        h_l = h_l-1 + relu(u W_s + D^-1 A u W_n + b_1) W_2 + b_2,   l = 1, ..., L
 
-    The logits are norm(h_L) W + b. With `jump` they read the mean of h_0, ..., h_L instead (jumping
-    knowledge, Xu et al., 2018). Dropout acts on h_0 and inside of the blocks. The normalisation has
-    no weights, because a linear map follows each one.
+    The logits are norm(h_L) W + b. With `jump`, the mean of h_0, ..., h_L replaces h_L (jumping
+    knowledge, Xu et al., 2018). Dropout acts on h_0 and after the ReLU of each block. The
+    normalisation has no weights, because a linear map follows each one.
     """
 
     features: int
@@ -67,7 +68,7 @@ class Residual(Embedder):
         return [first, *blocks, linear(fold(key, "last"), wide, self.classes)]
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Return the normalised output of the last block, (N, hidden)."""
+        """Return the normalised input of the last layer, (N, hidden)."""
         h = matmul(graph.views["x"], params[0]["weight"]) + params[0]["bias"]
         h = dropout(h, key, graph.ids, self.dropout, "residual", 0, after=torch.relu)
         outputs = [h]
@@ -129,7 +130,7 @@ class Duo(Embedder):
         return [gcn.init(fold(key, 0)), residual.init(fold(key, 1))]
 
     def each(self, params: Tree, graph: Graph, key: Tensor | None = None) -> list[Tensor]:
-        """Return the logits of each branch, (N, C)."""
+        """Return a list of each branch's logits, (N, C)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return [net(own, graph, noise) for net, own, noise in parts]
 
@@ -138,12 +139,12 @@ class Duo(Embedder):
         return _log_mean(self.each(params, graph, key))
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Concatenate the last layers' inputs, (N, 2 hidden)."""
+        """Concatenate the embeddings of both branches, (N, 2 hidden)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layers to the output of `embed`, (N, C)."""
+        """Apply both last layers to the output of `embed`. Return logits as in a call, (N, C)."""
         parts = zip(self._nets, params, h.chunk(2, -1), _keys(key), strict=True)
         return _log_mean([net.logits(own, x, graph, noise) for net, own, x, noise in parts])
 

@@ -2,11 +2,12 @@
 
     BCE = Σ_ij [softplus(s_ij) - a_ij s_ij] / N²,   s_ij = <z_i, z_j>,   i = j included
 
-The second term is a sum over edges. The first term has no short form, but its gradient has a closed
-form, ∂/∂z_i = 2 Σ_j sigmoid(s_ij) z_j. One pass over a few rows at a time gives both, so no N x N
-matrix is stored. A sample of pairs may replace all pairs. Random permutations then pair every node
-with `partners` others, so all pairs are equally likely and the sum is unbiased. Ten partners cost
-as much as all pairs of 1,000 nodes, and a seventeenth of all pairs of 20,000 (CPU).
+Here a_ij is 1 for an edge and else 0. The second term is a sum over edges. The first term has no
+short form, but its gradient has a closed form, ∂/∂z_i = 2 Σ_j sigmoid(s_ij) z_j. One pass over a
+few rows at a time gives both, so no N x N matrix is stored. A sample of pairs may replace all
+pairs. Random permutations then pair every node with `partners` nodes, so all pairs are equally
+likely and the sum is unbiased. Ten partners cost as much as all pairs of 1,000 nodes, and a
+seventeenth of all pairs of 20,000 (CPU).
 
 Shapes: z (N, D), real and ids (N,); Gaussians with diagonal covariance (M, D).
 """
@@ -27,7 +28,7 @@ ROWS = 256  # rows of the N x N matrix of scores in memory at once, per client
 
 
 def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers, (N, width), that depend on the nodes' ids, not on their order."""
+    """Return standard normal numbers, (N, width), that depend on node ids, not on their order."""
     half = (width + 1) // 2
     bits = [random_bits(fold(key, name), ids, half) for name in ("radius", "angle")]
     # Numbers above 0 and up to 1.
@@ -39,7 +40,10 @@ def node_normal(key: Tensor, ids: Tensor, width: int, dtype: torch.dtype) -> Ten
 def adjacency_loss(
     edges: Sparse, z: Tensor, real: Tensor, ids: Tensor, key: Tensor | None, partners: int
 ) -> Tensor:
-    """Mean cross entropy of 0/1 `edges` given <z_i, z_j>, over all or `partners` pairs per node."""
+    """Return the mean cross entropy BCE of 0/1 `edges`, given z.
+
+    It covers all pairs if `partners` is 0 or no key is given, and otherwise a sample of pairs.
+    """
     z = z * real.unsqueeze(-1)
     if partners == 0 or key is None:
         total = all_pairs(z, real)
@@ -49,7 +53,7 @@ def adjacency_loss(
 
 
 def all_pairs(z: Tensor, real: Tensor) -> Tensor:
-    """Σ_ij softplus(<z_i, z_j>) over real nodes. z must be zero on padding."""
+    """Return Σ_ij softplus(<z_i, z_j>) over real nodes. z must be zero on padding."""
     fixed = z.detach()
     total, slopes = torch.zeros_like(real.sum()), []
     for rows, mask in zip(torch.split(fixed, ROWS), torch.split(real, ROWS), strict=True):
@@ -60,7 +64,7 @@ def all_pairs(z: Tensor, real: Tensor) -> Tensor:
 
 
 def some_pairs(z: Tensor, real: Tensor, ids: Tensor, key: Tensor, partners: int) -> Tensor:
-    """An unbiased estimate of `all_pairs` from `partners` pairs per node."""
+    """Return an unbiased estimate of `all_pairs` from `partners` pairs per node."""
     # Random orders of the nodes, with padding last. Bits of different ids always differ, so no ties
     # can depend on the order of the rows.
     bits = random_bits(key, ids, partners + 1).to(torch.int64)
@@ -93,19 +97,22 @@ def _with_slope(value: Tensor, z: Tensor, slope: Tensor) -> Tensor:
 def gaussian_kl(
     mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor | float
 ) -> Tensor:
-    """KL from one diagonal Gaussian to another, separately for each dimension."""
+    """Return KL(one ‖ other) of diagonal Gaussians, separately for each dimension."""
     other = torch.as_tensor(other_log_variance, dtype=mean.dtype, device=mean.device)
     square = torch.exp(log_variance - other) + (mean - other_mean) ** 2 * torch.exp(-other)
     return 0.5 * (other - log_variance + square - 1)
 
 
 def log_normal(x: Tensor) -> Tensor:
-    """Log density of N(0, 1) at x, separately for each dimension."""
+    """Return the log density of N(0, 1) at x, separately for each dimension."""
     return -0.5 * (math.log(2 * math.pi) + x**2)
 
 
 def js_of_moments(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """The code's surrogate, (M, M), for Gaussians (M, h). The mixture has the mean moments."""
+    """Return FedIIH's surrogate for the Jensen-Shannon divergences of M Gaussians, (M, M).
+
+    As in its public code, a Gaussian with the mean moments of a pair replaces the mixture.
+    """
     variance = torch.exp(log_variance)
     middle = (mean.unsqueeze(1) + mean) / 2
     spread_out = torch.log((variance.unsqueeze(1) + variance) / 2)
@@ -114,11 +121,11 @@ def js_of_moments(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def js_by_sampling(mean: Tensor, log_variance: Tensor, key: Tensor, samples: int) -> Tensor:
-    """Jensen-Shannon divergences, (M, M), of Gaussians (M, h): symmetric, from 0 to ln 2.
+    """Return the Jensen-Shannon divergences of M Gaussians, (M, M), from 0 to ln 2.
 
     JS = ln 2 - (E_A softplus(log B - log A) + E_B softplus(log A - log B)) / 2. All Gaussians use
-    the same samples and their mirror images. The linear part of the softplus around its mean is
-    subtracted, because its expectation is known.
+    the same samples and their mirror images. To reduce the variance, the linear part of the
+    softplus around the expected log ratio is subtracted, whose expectation is zero.
     """
     mean, log_variance = mean.double(), log_variance.double()
     drawn = normal(key, ((samples + 1) // 2, mean.shape[-1]), mean.dtype)
@@ -128,7 +135,10 @@ def js_by_sampling(mean: Tensor, log_variance: Tensor, key: Tensor, samples: int
     constant = (log_variance + precision * mean**2).sum(-1)
 
     def log_ratio(first: Tensor, second: Tensor) -> Tensor:
-        """(M, s, h) moments -> (M, s, M): expected log density under each Gaussian less its own."""
+        """Return log B - log A for Gaussians A (first axis) and B (last axis), (M, s, M).
+
+        The arguments are first and second moments of points, (M, s, h).
+        """
         form = second @ precision.T - 2 * first @ (precision * mean).T + constant
         own = torch.diagonal(form, dim1=0, dim2=2).T.unsqueeze(-1)
         return (own - form) / 2

@@ -22,35 +22,35 @@ from atoll.nn.ops import matmul
 DENSE_ABOVE = 0.1
 """Share of non-zero entries above which a dense product is faster (measured: docs/adr/0005)."""
 _DENSE_IS_FASTER = 0.1  # time per entry of a dense product, relative to a sparse product
-_DISTINCT = 0.7  # entries of a sparse product per term: neighbours share some of their words
+_DISTINCT = 0.7  # entries of a sparse product A X per term, because terms share places
 MAX_TERMS = 1 << 22
 """Terms of a sparse product in memory at once, about 80 bytes each. A row is never split."""
 SPARSE_BELOW = 0.04
 """Share of non-zero entries below which a sparse product with few columns is faster on a GPU."""
 REPEATED = 4  # mean number of copies of a row from which distinct rows are stored once
-MAX_COMPARED = 1 << 26  # numbers of a matrix whose rows are compared with each other, 4 bytes each
+MAX_COMPARED = 1 << 26  # most numbers of a matrix whose rows are compared with each other
 
 Adjacency = Callable[[Graph], Sparse]
 
 
 def plain_adjacency(graph: Graph) -> Sparse:
-    """A: the weighted edges, unchanged."""
+    """Return A: the weighted edges, unchanged."""
     return _square(graph, graph.edges, graph.edge_weight)
 
 
 def loop_adjacency(graph: Graph) -> Sparse:
-    """A + I: the edges without self-loops, and one self-loop of weight one per node."""
+    """Return A + I: the edges without self-loops, and a self-loop of weight one per node."""
     return _square(graph, *_with_loops(graph, torch.ones_like(graph.real)))
 
 
 def sum_adjacency(graph: Graph) -> Sparse:
-    """A + I for GIN. Self-loops of the data stay in A, so a node with one counts itself twice."""
+    """Return A + I for GIN. A self-loop of the data stays in A, so its node counts itself twice."""
     weight = torch.cat([graph.edge_weight, torch.ones_like(graph.real)])
     return _square(graph, _with_loops(graph, graph.real)[0], weight)
 
 
 def gcn_adjacency(graph: Graph) -> Sparse:
-    """D^-1/2 (A + I) D^-1/2 with D the degrees of A + I (Kipf and Welling, 2017).
+    """Return D^-1/2 (A + I) D^-1/2 with D the degrees of A + I (Kipf and Welling, 2017).
 
     As in PyG (`add_remaining_self_loops`), a self-loop of the data replaces the added self-loop and
     keeps its weight. If a node has several, the last one counts. An edge of weight zero is
@@ -65,25 +65,25 @@ def gcn_adjacency(graph: Graph) -> Sparse:
 
 
 def gcn_degrees(graph: Graph) -> Tensor:
-    """D of `gcn_adjacency`: the weights of A + I that end at each node, (N,)."""
+    """Return D of `gcn_adjacency`: the sum of the weights of A + I that end at each node, (N,)."""
     edges, weight = _with_loops(graph, _own_loops(graph))
     return sum_at(edges[1], weight, graph.num_nodes)
 
 
 def bare_adjacency(graph: Graph) -> Sparse:
-    """D^-1/2 A D^-1/2: the edges unchanged, a zero row for a node without edges."""
+    """Return D^-1/2 A D^-1/2, without added self-loops. Nodes without edges have zero rows."""
     return _normalised(graph, graph.edges, graph.edge_weight)
 
 
 def degrees(graph: Graph) -> Tensor:
-    """The number of edges that end at each node, without self-loops, (N,)."""
+    """Return the number of edges that end at each node, without self-loops, (N,)."""
     source, target = graph.edges
     ones = ((source != target) & (graph.edge_weight != 0)).to(graph.real.dtype)
     return torch.zeros_like(graph.real).index_add(0, target, ones)
 
 
 def mean_adjacency(graph: Graph) -> Sparse:
-    """D^-1 A: the mean over neighbours (GraphSAGE). A node without neighbours has a zero row."""
+    """Return D^-1 A, the unweighted mean over neighbours. Nodes without any have zero rows."""
     target = graph.edges[1]
     ones = (graph.edge_weight != 0).to(graph.edge_weight.dtype)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones)
@@ -91,18 +91,21 @@ def mean_adjacency(graph: Graph) -> Sparse:
 
 
 def features(graph: Graph) -> Tensor | Sparse:
-    """X, dense or sparse, in the form that multiplies faster."""
+    """Return X, dense or sparse, in the form that multiplies faster."""
     return _fastest(graph.x)
 
 
 def first_layer(name: str, adjacency: Adjacency) -> dict[str, View]:
-    """The views of a first layer: adjacency `name`, and `name_x` or, where faster, `x`."""
+    """Return the views of a first layer: the adjacency `name`, and either `name_x` or `x`.
+
+    `name_x` is the adjacency's product with X. It replaces X where it multiplies faster.
+    """
     cached, product_view = f"{name}_x", partial(product_features, name, adjacency)
     return {name: adjacency, cached: product_view, "x": partial(features_unless, cached)}
 
 
 def first_product(graph: Graph, name: str, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A X W + b of a first layer, (N, H), with the views of `first_layer`."""
+    """Return A X W + b of a first layer, (N, H), with the views of `first_layer`."""
     cached = graph.views.get(f"{name}_x")
     if cached is not None:
         return matmul(cached, weight, bias)
@@ -110,10 +113,11 @@ def first_product(graph: Graph, name: str, weight: Tensor, bias: Tensor | None =
 
 
 def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Sparse | None:
-    """A X, or None if it has so many entries that A (X W) is faster.
+    """Return A X, or None if it has so many entries that A (X W) is faster.
 
-    It is exact for a first layer, because there is no dropout on the input. Every neighbour adds
-    words that a node does not have: Cora's ÂX has 157,000 entries, Â and X together 60,000.
+    A X replaces X in a first layer exactly, because there is no dropout on the input. Every
+    neighbour adds words that a node does not have: Cora's Â X has 157,000 entries, Â and X
+    together 60,000.
     """
     adjacency, x = _made(graph, name, view), graph.x
     if isinstance(x, Tensor):
@@ -127,12 +131,12 @@ def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Spars
 
 
 def features_unless(name: str, graph: Graph) -> Tensor | Sparse | None:
-    """X, or None if the product of that name is cached."""
+    """Return X, or None if the view `name` exists, which replaces it."""
     return None if name in graph.views else features(graph)
 
 
 def sum_features_and_ones(graph: Graph) -> Matrix:
-    """(A + I) [X 1], for a linear layer with a bias before GIN's sum.
+    """Return (A + I) [X 1], for a linear layer with a bias before GIN's sum.
 
     If features are types of nodes, few rows differ (NCI1: 243 of 122,747), because many atoms have
     the same type and the same types of neighbours.
@@ -150,12 +154,12 @@ def sum_features_and_ones(graph: Graph) -> Matrix:
 
 
 def training_nodes(graph: Graph) -> Tensor:
-    """The numbers of the training nodes, so that work on their pairs can skip other nodes."""
+    """Return the numbers of the training nodes, so that work on their pairs skips other nodes."""
     return graph.train.nonzero().squeeze(1)
 
 
 def pool(graph: Graph, mean: bool) -> Sparse:
-    """The sum or the mean over each small graph, at its root."""
+    """Return a matrix that sums or averages the rows of each small graph at its root."""
     if graph.root is None:
         raise ConfigError("a network that classifies graphs needs clients with many graphs each")
     nodes, ones = torch.arange(graph.num_nodes, device=graph.y.device), torch.ones_like(graph.real)
@@ -164,7 +168,7 @@ def pool(graph: Graph, mean: bool) -> Sparse:
 
 
 def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
-    """Â^hops X, the only input of SGC."""
+    """Return Â^hops X, the only input of SGC."""
     adjacency, x = gcn_adjacency(graph), features(graph)
     for _ in range(hops):
         x = product(adjacency, x)
@@ -172,7 +176,7 @@ def hop_features(graph: Graph, hops: int) -> Tensor | Sparse:
 
 
 def product(adjacency: Sparse, x: Tensor | Sparse) -> Tensor | Sparse:
-    """A X. The result is sparse if both are and a sparse result multiplies faster."""
+    """Return A X, dense or sparse, in the form that multiplies faster."""
     if isinstance(x, Tensor):
         return _fastest(matmul(adjacency, x))
     return _fastest(_sparse_product(adjacency, x))
@@ -196,7 +200,7 @@ def _square(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
 
 
 def _normalised(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
-    """D^-1/2 A D^-1/2 for these edges. D is the sum of weights that end at each node."""
+    """Return D^-1/2 A D^-1/2 for these edges. D is the sum of weights that end at each node."""
     source, target = edges
     degree = sum_at(target, weight, graph.num_nodes)
     # Negative weights can cancel. The row of such a node is then zero instead of infinite.
@@ -205,7 +209,7 @@ def _normalised(graph: Graph, edges: Tensor, weight: Tensor) -> Sparse:
 
 
 def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor]:
-    """The edges and their weights, followed by self-loops with weights `loops`, (N,)."""
+    """Return edges and weights, followed by self-loops with weights `loops`, (N,)."""
     source, target = graph.edges
     nodes = torch.arange(graph.num_nodes, device=source.device)
     # Self-loops of the data stay with weight zero. Removing them would wait for their number.
@@ -214,7 +218,7 @@ def _with_loops(graph: Graph, loops: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _own_loops(graph: Graph) -> Tensor:
-    """The weight of each node's last self-loop, or one without a self-loop, (N,)."""
+    """Return the weight of each node's last self-loop, or one without a self-loop, (N,)."""
     source, target = graph.edges
     loops = (source == target) & (graph.edge_weight != 0)
     place = torch.where(loops, torch.arange(len(source), device=source.device), -1)
@@ -224,13 +228,13 @@ def _own_loops(graph: Graph) -> Tensor:
 
 
 def row_lengths(x: Sparse) -> Tensor:
-    """The number of entries of each row, (R,)."""
+    """Return the number of entries of each row, (R,)."""
     starts = x.offsets.long()
     return torch.diff(starts, append=starts.new_tensor([x.values.shape[0]]))
 
 
 def _sparse_product(a: Sparse, x: Sparse) -> Sparse:
-    """A X of two sparse matrices. Entries that cancel stay, as zeros.
+    """Return A X of two sparse matrices. Entries that cancel stay, as zeros.
 
     This is own code, because torch warns that its compressed matrices are a beta. Entry (i, j) of
     A adds row j of X to row i. Write out all terms, whole rows at a time, then sum equal places.

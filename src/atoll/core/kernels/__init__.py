@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether Triton kernels can process x."""
+    """Whether Triton kernels can process x: float32 on CUDA, with Triton installed."""
     return x.is_cuda and x.dtype == torch.float32 and _has_triton()
 
 

@@ -20,7 +20,8 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return each client's weighted mean loss, (B,), and its gradient by the logits, (B, N, C).
 
-    Unless `weighted` (class weights), a sum of weights below one counts as one.
+    `weighted` says that `weights` include class weights. Otherwise they are a mask, and a sum
+    below one counts as one.
     """
     blocks, sizes, tiles = _tiles(logits)
     losses, slope = logits.new_empty(len(logits), blocks), logits.new_empty(logits.shape)
@@ -41,7 +42,7 @@ def scores(logits: Tensor, labels: Tensor, masks: tuple[Tensor, ...]) -> tuple[T
 
 
 def _tiles(logits: Tensor) -> tuple[int, tuple[int, int], dict[str, int]]:
-    """Return the blocks of rows per client, a client's sizes, and the tile sizes."""
+    """Return the number of row blocks per client, (N, C), and the tile sizes."""
     _, height, classes = logits.shape
     wide = triton.next_power_of_2(classes)
     tall = max(1, min(TILE // wide, triton.next_power_of_2(max(1, height))))
@@ -64,7 +65,7 @@ def _total(weights, height, SPAN: tl.constexpr):
 
 @triton.jit
 def _softmax(logits, labels, row, n, height, classes, WIDE: tl.constexpr):
-    """For a block of rows: logits, exp(logit - max), their sum, one-hot labels, and the loss."""
+    """Return logits, exp(logit - max), their sum, one-hot labels and losses of a block of rows."""
     c = tl.arange(0, WIDE)
     inside = (n < height)[:, None] & (c < classes)[None, :]
     place = (row + n)[:, None] * classes + c[None, :]

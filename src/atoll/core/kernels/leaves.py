@@ -43,7 +43,7 @@ def adam(
 
 
 def finite(leaves: Sequence[Tensor]) -> Tensor:
-    """Whether each client's part of each leaf is finite: all clients of leaf 0, then of leaf 1."""
+    """Return a flag per leaf and client, leaf by leaf: whether the client's part is finite."""
     some = tuple(leaf.contiguous() for leaf in leaves)
     rows = tuple(len(leaf) for leaf in some)
     sizes = tuple(leaf.numel() // len(leaf) for leaf in some)

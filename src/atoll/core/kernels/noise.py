@@ -1,4 +1,4 @@
-"""ReLU and dropout in one kernel, bit-identical to the noise of `core.random`.
+"""ReLU and dropout in one kernel. Masks are bit-identical to those of `core.random` on a CPU.
 
 Tensors are (B, N, D) float32, with B clients (or clients of several runs). Keys are (B,) int64.
 Rows are (B, N) int32, the ids of the nodes. All are contiguous.

@@ -1,1 +1,1 @@
-"""All code that uses functorch's internals: stacks, per-run values and GPU kernels."""
+"""Code below `vmap`: stacks of all clients, values per run, and fused GPU operations."""

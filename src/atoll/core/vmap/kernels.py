@@ -1,6 +1,8 @@
-"""Elementwise operations that a GPU runs in one launch, with the same results as the CPU code.
+"""Elementwise GPU operations with few launches: hashes, dropout masks and Adam.
 
-Jiterator kernels have arguments and results of one type, so some tensors are reinterpreted as bits.
+Most are kernels of torch's jiterator, which compiles C++ at run time. The arguments and results of
+such a kernel have one type, so some tensors are reinterpreted as bits. Hashes equal those of the
+CPU code in `core.random`, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ template <typename T> unsigned mix32(T value) {
 
 
 def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
-    """`mix64((key ^ salt) * B)`, elementwise with broadcasting. All tensors are int64."""
+    """`random.salted`: a hash of key and salt, elementwise with broadcasting. All are int64."""
     code = """template <typename T> T mixed(T key, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
     }"""
@@ -42,7 +44,7 @@ def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
 
 
 def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
-    """`mix64((key ^ salt) * B + part * A + golden)`, elementwise. All tensors are int64."""
+    """`random.fold` with one tensor: a hash of key, salt and part, elementwise. All are int64."""
     code = """template <typename T> T folded(T key, T part, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
                        + (unsigned long long)part * 0xBF58476D1CE4E5B9ull
@@ -52,7 +54,7 @@ def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
 
 
 def _salted(code: str, salt: int | Tensor, *args: Tensor) -> Tensor:
-    """Run a kernel whose last argument is a salt. A number becomes an argument of the launch."""
+    """Run a kernel whose last argument is a salt. A number is an argument of the launch."""
     if isinstance(salt, Tensor):
         return _run(_MIX64 + code, *args, salt)
     found: Tensor = torch.cuda.jiterator._create_jit_fn(_MIX64 + code, salt=0)(*args, salt=salt)
@@ -70,7 +72,7 @@ def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
 def keep_mask(
     key: Tensor, rows: Tensor, width: int, dropped: int | Tensor, scale: float | Tensor
 ) -> Tensor:
-    """A mask, (..., N, width) float32: `dropped` of 2^16 entries are zero, others `scale`."""
+    """A mask, (..., N, width) float32. A share `dropped` / 2^16 is zero, the rest is `scale`."""
     code = """template <typename T> T keep_mask(T low, T high, T row, T columnMORE) {
       unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
       short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);
@@ -91,12 +93,12 @@ def keep_mask(
 def adam(
     settings: Any, numbers: Tensor | None, steps: Tensor, lists: list[list[Tensor]]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Make one step of Adam with the results of `torch._fused_adam_`. Overwrite nothing.
+    """Make one step of Adam, like `torch._fused_adam_`, and overwrite nothing.
 
-    Torch's kernel processes blocks of 65,536 numbers, too few blocks at a time for a small model.
+    Torch's kernel processes blocks of 65,536 numbers, which are too few blocks for a small model.
     `numbers` are the settings' fields, in the last axis, if runs differ in them. `steps` include
     this step, with an axis for clients if the leaves have one. `lists` are parameters, gradients
-    and both moments.
+    and both moments. The result has new parameters and both moments of each leaf.
     """
     plain = [getattr(settings, field.name) for field in fields(settings)]
     dtype = lists[0][0].dtype
@@ -123,7 +125,7 @@ def adam(
 
 
 def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) -> Callable[..., Any]:
-    """A step of Adam with these constants. If `decay` is None, it is the last argument."""
+    """Compile a step of Adam with these constants. If `decay` is None, it is the last argument."""
     code = """template <typename T>
     void adam(T p, T g, T m, T v, T rate, T bias, MORE T& p_out, T& m_out, T& v_out) {
       g += p * (T)DECAY;
@@ -142,7 +144,7 @@ def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) ->
 def _adam_step(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, *numbers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with plain operations, for runs with different betas. `rest1` is 1 - beta1."""
+    """A step of Adam with plain operations, for runs that differ in betas or eps."""
     rate, bias, decay, beta1, rest1, beta2, rest2, eps = numbers
     g = g + p * decay
     m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g
@@ -163,7 +165,7 @@ def _adam_rates(settings: object, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grid(key: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Low and high half of the keys, rows and columns, all int32 and broadcastable."""
+    """Return low halves of keys, high halves, rows and columns, all int32 and broadcastable."""
     halves = key.unsqueeze(-1).contiguous().view(torch.int32)[..., None, None, :]
     columns = torch.arange(width, dtype=torch.int32, device=key.device)
     return halves[..., 0], halves[..., 1], rows.to(torch.int32).unsqueeze(-1), columns
@@ -175,7 +177,7 @@ def _run(code: str, *args: Tensor, **names: str) -> Tensor:
 
 
 def _compiled(code: str, outputs: int = 1, **names: str) -> Callable[..., Any]:
-    """Compile the code with a text for each name. Torch caches kernels by their code."""
+    """Replace each name in the code by its text, and compile it. Torch caches kernels by code."""
     for name, text in names.items():
         code = code.replace(name, text)
     make = torch.cuda.jiterator

@@ -3,7 +3,7 @@
 Functorch's interpreter costs more than a small operation itself. Code that works on all clients at
 once unwraps the stack behind a tensor (`Batch.lower`), computes without the interpreter
 (`Batch.paused`) and wraps the result again (`Batch.lift`). `torch._C._functorch` is private to
-torch: only this file and `varied.py` call it, and tests compare every shortcut with plain `vmap`.
+torch, so few files call it, and tests compare every shortcut with plain `vmap`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Vmap(Protocol):
 
 
 def batched(info: Vmap, dims: Dims, *args: Any) -> list[Any]:
-    """The arguments of a `vmap` rule. Every tensor has the clients as its first axis."""
+    """Return the arguments of a `vmap` rule, with the clients as the first axis of each tensor."""
     pairs = zip(args, dims, strict=True)
     return [as_batch(a, dim, info.batch_size) if isinstance(a, Tensor) else a for a, dim in pairs]
 
@@ -56,7 +56,7 @@ def as_batch(leaf: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 class Stacked(Function):
-    """Base of functions that accept a stack of all clients' tensors in the same call."""
+    """Base of functions that also accept stacks of all clients' tensors, without a loop."""
 
     @classmethod
     def vmap(cls, info: Vmap, dims: Dims, *args: Any) -> Any:
@@ -170,7 +170,7 @@ def current_batch() -> Batch | None:
 
 
 def known(numbers: Tensor) -> list[list[float]] | None:
-    """Return every client's numbers, (n,), for sizes that depend on them, or None if hidden."""
+    """Return each client's numbers, (n,), as a list. None on a GPU or under other transforms."""
     batch = current_batch()  # Python would wait for a GPU, and other transforms hide the numbers
     if numbers.is_cuda or (batch is None and inside_transform()):
         return None

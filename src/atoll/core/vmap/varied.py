@@ -33,7 +33,7 @@ Operator = Callable[["Varied", Operand], Result]
 
 
 def _arithmetic(op: Callable[[Any, Any], Any]) -> tuple[Operator, Operator]:
-    """An operator and its reflected form."""
+    """Return an operator and its reflected form."""
     return lambda x, other: x._apply(op, x, other), lambda x, other: x._apply(op, other, x)
 
 
@@ -130,10 +130,10 @@ def is_zero(number: float | Varied) -> bool:
 
 
 def scalar(number: float | Varied, like: Tensor) -> Tensor:
-    """A number as a float64 scalar on a tensor's device. Fill it there: a copy would wait."""
+    """Return a number as a float64 scalar on the device of `like`."""
     if isinstance(number, Varied):
         return number.tensor
-    return torch.full((), number, dtype=torch.float64, device=like.device)
+    return torch.full((), number, dtype=torch.float64, device=like.device)  # a copy would wait
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Points(Generic[T]):
 
 
 def points(objects: Sequence[T]) -> Points[T]:
-    """Find the numbers in which nested dataclasses differ. Raise `Undecided` for the rest."""
+    """Find the numbers in which nested dataclasses differ. Other differences raise `Undecided`."""
     # Integers must be equal, because they are widths and numbers of steps.
     paths = tuple(_differences(objects, ()))
     numbers = [[operator.attrgetter(".".join(path))(one) for path in paths] for one in objects]

@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.core.graph import Sparse
 
 FEW = 4096
-"""Largest number of edges plus nodes. For more, counting costs more than sorting."""
+"""Largest number of edges plus nodes for this kernel. Beyond it, sorting is faster."""
 
 
 def gcn(edges: Tensor, weight: Tensor, nodes: int) -> Sparse:
@@ -36,7 +36,7 @@ def gcn(edges: Tensor, weight: Tensor, nodes: int) -> Sparse:
 
 @triton.jit
 def _ends(edges, number, count, total):
-    """Source and target of a block of entries: the edges, then a self-loop for each node."""
+    """Return source and target of a block of entries, and a mask. Self-loops follow the edges."""
     inside = number < count
     source = tl.load(edges + number, mask=inside, other=0).to(tl.int32)
     target = tl.load(edges + count + number, mask=inside, other=0).to(tl.int32)

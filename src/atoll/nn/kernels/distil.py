@@ -1,4 +1,4 @@
-"""Losses on FedTAD's pseudo graphs, each with its gradient in one GPU kernel.
+"""Parts of the losses on FedTAD's pseudo graphs and of their gradients, as GPU kernels.
 
 The graphs have a hundred nodes, so the launches of torch's operations dominate their cost. Tensors
 are float32. The kernels need CUDA and Triton, which every GPU build of torch installs.
@@ -11,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 AGREE = tl.constexpr(1e-6)
-"""Smaller differences of student and teacher count as zero: rounding must not train."""
+"""Smaller differences of student and teacher count as zero, so that rounding does not train."""
 
 
 def l1_gaps(student: Tensor, taught: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`fedtad.divergence` with "l1": Σ_k Σ_i weight_ki mean_c |gap|, and its gradient, (B, C)."""
+    """Return `fedtad.divergence` with "l1", and its gradient by the student's logits, (B, C)."""
     (teachers, nodes, classes), rows = taught.shape, 8
     slope, parts = student.new_empty(nodes, classes), student.new_empty(triton.cdiv(nodes, rows))
     given = (student.contiguous(), taught.contiguous(), weight.contiguous(), slope, parts)
@@ -27,7 +27,7 @@ def l1_gaps(student: Tensor, taught: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 
 def half_gaps(x: Tensor, weight: Tensor) -> Tensor:
-    """G of `fedtad._WeightedGaps`, (B, D): Σ_j w_ij sign(x_i - x_j)."""
+    """Return G of `fedtad._WeightedGaps`, (B, D): G_i = Σ_j w_ij sign(x_i - x_j)."""
     rows, width = x.shape
     half = x.new_empty(rows, width)
     grid, tiles = (triton.cdiv(rows, 4), triton.cdiv(width, 128)), {"ROWS": 4, "WIDE": 128}

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LEAST = tl.constexpr(1e-12)  # degree of a node without entries
+LEAST = tl.constexpr(1e-12)  # least degree, because a node of the padding has no entries
 FEW = tl.constexpr(16)  # entries of a node that are read at once
 MANY = tl.constexpr(512)  # the same for longer rows: the last node of a stack has all padding
 NODES = 8  # nodes per program
@@ -56,7 +56,7 @@ def _weight(weight, values, columns, rows, entry, there):
 
 @triton.jit
 def _terms(one, other, columns, rows, place, end, KIND: tl.constexpr):
-    """Terms of a block of entries: weights (0), products (1), or products at `columns` (2)."""
+    """Return terms of entries, by KIND: weights (0), products (1), products at `columns` (2)."""
     there = place < end[:, None]
     if KIND == 0:
         found, _, _ = _weight(one, other, columns, rows, place, there)

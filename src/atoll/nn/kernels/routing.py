@@ -1,12 +1,13 @@
-"""All routing passes of a layer of `disengcn` in one GPU kernel, and its gradient in two.
+"""All routing passes of a layer of `disengcn` in one GPU kernel, and their gradient in two.
 
 With torch's operations a pass reads every neighbour's row three times in the forward direction and
 six times backwards, and these reads dominate its cost. Here one program processes one node, because
 a pass does not depend on other nodes' results of earlier passes. It keeps the node's own row in
 registers and reads several neighbours at a time, because single reads would wait for memory.
 
-Per-node tensors are (N, K, hidden) and contiguous, per-edge tensors (T, K, E), all float32. The
-kernels need CUDA and Triton, which every GPU build of torch installs.
+N nodes, K factors, T passes and E entries: per-node tensors are (N, K, hidden) and contiguous,
+per-edge tensors (T, K, E), all float32. The kernels need CUDA and Triton, which every GPU build of
+torch installs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ program would take as long for the few nodes with many neighbours as for all oth
 
 
 def route(x: Tensor, matrix: Sequence[Tensor], iterations: int) -> tuple[Tensor, Tensor]:
-    """Run all passes. Return the last u, (N, K, hidden), and all shares, (T, K, E).
+    """Run all passes. Return the last u, (N, K, hidden), and the shares p of all passes, (T, K, E).
 
     The matrix is given as the tensors of a `Sparse` that `disengcn.MATRIX` names.
     """
@@ -161,7 +162,7 @@ def _forward(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """In each pass p = softmax_k <x̂_s, u_t> and  u <- normalise(x̂_t + Σ_s p x̂_s)."""
+    """Compute p = softmax_k <x̂_s, u_t> and u_t <- normalise(x̂_t + Σ_s p x̂_s) in each pass."""
     node = tl.program_id(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     k = tl.arange(0, K_WIDE)
@@ -213,7 +214,7 @@ def _backward(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """From the last pass to the first, at the targets. The u before each is recomputed."""
+    """Compute gradients at the targets, from the last pass to the first. Recompute each u."""
     node, nodes = tl.program_id(0), tl.num_programs(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     own = tl.load(start + place, mask=there, other=0.0)
@@ -279,7 +280,7 @@ def _to_sources(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """All passes backwards, at the sources: sums in a fixed order, without atomics."""
+    """Sum the gradients of all passes at the sources, in a fixed order without atomics."""
     node, nodes = tl.program_id(0), tl.num_programs(0)
     place, there = _place(node, K, H, K_WIDE, H_WIDE)
     k = tl.arange(0, K_WIDE)
