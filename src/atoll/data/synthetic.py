@@ -34,8 +34,7 @@ class Lagoon:
         label_skew: At 0 every owner has all fields equally, towards 1 each owner has few.
         topology_skew: Largest difference of an owner's homophily from `homophily`.
         feature_noise: Share of words that are independent of the field.
-        own_library: Share of citations that stay in the owner's library. The others go to a
-            random library.
+        own_library: Share of citations to the owner's library. Others go to a random library.
     """
 
     nodes: int = 3000
