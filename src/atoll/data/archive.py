@@ -59,7 +59,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
-    """Write graphs, without views or padding, to a new file in one step."""
+    """Write a federation's graphs, without views, to a new file in one step. Return its path."""
     path = new_file(path)
     graphs = list(federation.graphs)
     same = ("name", "features", "classes", "metric", "numbers")

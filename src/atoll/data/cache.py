@@ -90,7 +90,10 @@ class Cache:
         return None
 
     def write(self, kind: str, key: str, write: Callable[[Path], object], size: int = 0) -> None:
-        """Make an entry of the file that `write` writes. A full or read-only disk is no error."""
+        """Make an entry of the file that `write` writes, unless it is too large (`MOST`).
+
+        A full or read-only disk is no error.
+        """
         if size > self.limit // MOST or any(self._shelf(key).glob(f"{kind}-{key}-*")):
             return  # too large, or another process was faster
         try:
@@ -123,7 +126,7 @@ class Cache:
         return sorted(found)
 
     def clear(self) -> None:
-        """Delete all entries, but no other file of the folder."""
+        """Delete all entries and old unfinished ones, but no other file of the folder."""
         for _, _, path in self.entries():
             path.unlink(missing_ok=True)
         self._clear_left_over()

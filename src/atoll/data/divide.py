@@ -90,7 +90,7 @@ def federate(
 
 
 def _client_names(source: Data, recipe: str) -> list[str]:
-    """Return the clients' names in order: values of an owner column, or the sets of a group."""
+    """Return the clients' names: values of an owner column, or the sets of a group, or []."""
     if not isinstance(source, Source):
         names = [one.name for one in source.sets] if isinstance(source, GraphGroup) else []
         return names if len(set(names)) == len(names) else []
@@ -128,9 +128,10 @@ def _divided(source: Data, partition: str | None, clients: int | None, seed: int
 
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:
-    """Refuse a client without training items, and one in `DEGENERATE` that `allow` does not name.
+    """Refuse a client without a training node (or graph).
 
-    Unknown `labels` are -1.
+    Refuse a client of a kind in `DEGENERATE`, unless `allow` names the kind. A label of -1 is
+    unknown.
     """
     advice = "use fewer clients or another partition, or accept such clients with --allow"
     if not bool(graph.train.any()):

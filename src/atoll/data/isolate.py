@@ -93,7 +93,7 @@ def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, r
 
 
 def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -> Graph:
-    """Return the graph with `share` times its edges added, between unconnected nodes."""
+    """Return the graph with random edges between unconnected nodes, `share` times as many."""
     nodes = graph.num_nodes
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
     count, wanted = pairs.shape[1], round(share * pairs.shape[1])

@@ -127,9 +127,9 @@ class Source(_Labelled):
         return replace(self, edges=edges, weight=weight, edge_time=time)
 
     def _is_undirected_simple(self) -> bool:
-        """Return whether edges are sorted, once in both directions of equal weight, no loops.
+        """Return whether edges are sorted, without loops, and once in both directions.
 
-        The answer is also False for graphs whose indices do not fit into 32 bits.
+        Both directions must have equal weights. Indices beyond 32 bits also return False.
         """
         (begins, ends), n = self.edges, self.num_nodes
         if begins[0] > begins[-1] or (begins == ends).any() or max(n, ends.size) >= 1 << 31:

@@ -122,7 +122,7 @@ def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split each client's n nodes of a class: int(train · n), int(validation · n), rest testing."""
+    """Split each client's n nodes of a class: int(train · n), then int(val · n), the rest tests."""
     # One Python generator shuffles class by class, client by client. With seed 2024 and FedTAD's
     # own partition of Cora, these are the roles of the published numbers of FedTAD and FedATH.
     rng = python_random.Random(seed)

@@ -75,7 +75,7 @@ STEPS = preset_table(
 
 @record
 class Validated:
-    """The number of validation nodes that the new global model classifies correctly, and of all."""
+    """Counts of validation nodes: those that the new global model classifies correctly, and all."""
 
     right: Tensor
     total: Tensor
@@ -108,7 +108,7 @@ class Adapted:
 
 @record
 class Server:
-    """The global model, the best model and its score (`keep="best"`), and the rule's state."""
+    """The global model, the best one and its score (`keep="best"`), `ready`, the rule's state."""
 
     model: Tree
     best: Tree
@@ -216,7 +216,7 @@ class AdaFGL(Training):
     def _outputs(
         self, graph: Graph, around: Surroundings, state: Private, key: Tensor | None
     ) -> Tensor:
-        """Return log Y."""
+        """Return log Y, (N, C)."""
         outputs = torch.stack(self.adaptive(state.heads, around, graph, key)).softmax(-1)
         belief = around.belief.softmax(-1) if self.double_softmax else around.belief
         assert state.confidence is not None
@@ -298,5 +298,5 @@ class AdaFGL(Training):
 
 
 def mix_heads(trust: Tensor, homo: Tensor, hetero: Tensor) -> Tensor:
-    """HCS Y_ho + (1 - HCS) Y_he."""
+    """Return HCS Y_ho + (1 - HCS) Y_he, where `trust` is HCS."""
     return trust * homo + (1 - trust) * hetero

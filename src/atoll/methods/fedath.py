@@ -165,7 +165,7 @@ class FedATH(Averaging):
         return torch.sigmoid(self.scorer(networks["evaluator"], graph, noise))
 
     def explain_edges(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
-        """ω for every entry of `loops`. `atoll explain` shows it at the client."""
+        """Return ω for every entry of the view `loops`. `atoll explain` shows it at the client."""
         networks = message if state is None else {**state.networks, **message}
         return self.edge_weights(networks, graph)
 

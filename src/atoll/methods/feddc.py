@@ -65,7 +65,7 @@ class Download:
 
 @record
 class Update:
-    """The reply of a client."""
+    """The reply of a client: θ_i, K_i, and its weight in the mean."""
 
     model: Tree
     steps: Tensor

@@ -121,7 +121,7 @@ def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
 
 
 def rejoin(first: Tree, last: Tree) -> Tree:
-    """Invert `cut`."""
+    """Join the two parts that `cut` returns."""
     if isinstance(first, list):
         return first + last
     both = {name: rejoin(first[name], last[name]) for name in first if name in last}

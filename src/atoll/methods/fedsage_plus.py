@@ -115,7 +115,7 @@ class Learning:
 
 @record
 class Mended:
-    """The private state afterwards. `moments` belong to the shared classifier."""
+    """The private state once the client has mended its graph. `moments` are the classifier's."""
 
     generator: Tree
     seed: Tensor
@@ -330,7 +330,7 @@ class FedSagePlus(Averaging):
         return Update(model, graph.size(self.weight_by)), replace(state, moments=moments)
 
     def mend(self, graph: Graph, generator: Tree, key: Tensor, sparing: bool = False) -> parts.Made:
-        """Generate neighbours of all nodes with the key. If `sparing`, only the used slots."""
+        """Generate neighbours of all nodes with the key's noise. `sparing`: only the used slots."""
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
         places = used_places(used * self._both_ways) if sparing else None

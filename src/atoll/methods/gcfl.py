@@ -50,7 +50,7 @@ ROOM = 512
 
 @record
 class Update:
-    """The reply of a client."""
+    """The reply of a client. Only GCFL+ sends a norm."""
 
     model: Tree
     weight: Tensor

@@ -217,7 +217,7 @@ def _homophily(client: PlainGraph, classes: int) -> tuple[float, ndarray]:
 
 
 def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
-    """Return the histogram of cosine similarities of connected nodes (GCFL §4.1), (B,)."""
+    """Return shares of connected pairs by their cosine similarity (GCFL §4.1), (bins,)."""
     # Pairs with a node without any features have no cosine and are excluded.
     x = client.x.astype(np.float64)
     length = np.sqrt(np.asarray((x * x).sum(axis=1)))  # `*` is element by element for both kinds
@@ -258,7 +258,7 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class PairHeterogeneity:
-    """Means over pairs of graphs, (K, K), or NaN without such a pair."""
+    """Means over pairs of graphs of every two of K clients, (K, K), or NaN without a pair."""
 
     structure: ndarray  # Jensen-Shannon distance, nats; on the diagonal within a client
     features: ndarray  # Jensen-Shannon divergence, nats

@@ -365,7 +365,7 @@ def look_at(column: Column, wish: Rule) -> Look:
 
 
 def _guess(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
-    """Set the kind of a column that the schema does not mention."""
+    """Set the kind of a column whose kind the schema does not name."""
     kind, wish = texts.type, look.rule
     if types.is_boolean(kind):
         look.rule = replace(wish, kind="boolean")
@@ -441,7 +441,7 @@ def _identity(look: Look, distinct: pa.Array) -> None:
 
 
 def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
-    """Count values that do not fit the kind that the schema names."""
+    """Ask about values that do not fit the kind that the schema names."""
     kind, bad = look.rule.kind, np.zeros(len(texts), dtype=bool)
     if kind == "category" and look.rule.values and look.rule.other is None:
         bad = ~np.isin(texts.cast(pa.string()).to_pylist(), look.rule.values)

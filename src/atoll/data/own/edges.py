@@ -51,7 +51,7 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
 
 
 def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Convert edge weights to float32. Refuse negative and infinite ones."""
+    """Convert edge weights to float32. Refuse negative, infinite and missing ones."""
     with np.errstate(over="ignore"):
         weight = values.astype(np.float32)
     bad = ~(np.isfinite(weight) & (weight >= 0))

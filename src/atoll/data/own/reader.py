@@ -303,7 +303,7 @@ def load_new(
     old: Source | None = None,
     client: str | None = None,
 ) -> tuple[Source, OwnReport]:
-    """Read the tables in a folder with the encoder of the training tables.
+    """Read the tables in a folder with the encoder of the training tables. Return graph and report.
 
     With the training graph `old` the result is one graph, and the old nodes come first. An edge of
     the new tables may then join new and old nodes. If clients use the same ids, the edges of a

@@ -39,7 +39,7 @@ class TableFile:
         return Rows(self.name, self.where)
 
     def columns(self) -> list[str]:
-        """Return the header. Refuse an empty or unreadable file, and repeated column names."""
+        """Return the column names. Refuse an empty or unreadable file, and repeated names."""
         if self.is_csv:
             names = [name.strip() for name in self._header()]
         else:

@@ -82,7 +82,7 @@ def divide(
 
 
 def random(source: Source | GraphSet, clients: int, seed: int) -> Parts:
-    """Draw nodes (or graphs) uniformly. The clients' numbers of them differ by at most one."""
+    """Distribute nodes (or graphs) uniformly at random. Clients' sizes differ by at most one."""
     order = np.random.default_rng(seed).permutation(len(source.y))
     return [np.sort(ids) for ids in np.array_split(order, clients)]
 

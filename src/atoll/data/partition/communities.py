@@ -256,7 +256,7 @@ def smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
 
 
 def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """Return the client at the cursor, where a full turn ends."""
+    """Return the client at the cursor, as FedGTA's code does after a full turn."""
     return int(open_clients[cursor])
 
 
