@@ -3,12 +3,13 @@
 The file is memory-mapped, so that a federation larger than memory can be opened (`lazy`), client
 by client. Nothing in it can run code.
 
-All arrays are concatenated over clients. `nodes` and `edges`, (K+1,), contain where each client
-begins. `edge`, (2, E), numbers nodes inside a client. `weight`, (E,), is omitted if all are one.
-`y`, `role` and `id` are (N,). `sparse`, (K,), marks clients with sparse features: `x_count` entries
-in each row, `x_column` and `x_value`, (F,), and each client's start in `entries`. The other clients
-have `x`, (N, D). For graph classification: `root`, (N,), `has_features`, (K, D), `has_classes`,
-(K, C).
+All arrays are concatenated over K clients with N nodes, E edges, D features and C classes in all.
+`nodes` and `edges`, (K+1,), contain where each client begins. `edge`, (2, E), numbers nodes inside
+a client. `weight`, (E,), is omitted if all are one. `y`, `role` and `id` are (N,). `sparse`, (K,),
+marks clients with sparse features. These have `x_count` entries in each row, whose columns and
+values are `x_column` and `x_value`. `entries` contains where each of these clients begins. The rows
+of all other clients are in `x`, (rows, D). For graph classification: `root`, (N,), `has_features`,
+(K, D), and `has_classes`, (K, C). For a graph that grows: `since`, (N,), and `edge_since`, (E,).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
-    """Write graphs, without views or padding, to a new file in one step."""
+    """Write a federation's graphs, without views, to a new file in one step. Return its path."""
     path = new_file(path)
     graphs = list(federation.graphs)
     same = ("name", "features", "classes", "metric", "numbers")
@@ -84,7 +85,10 @@ def save_federation(federation: Federation, path: str | Path) -> Path:
 
 
 def new_file(path: str | Path) -> Path:
-    """Return the file to write a federation to, by default `.atoll`. Refuse an existing file."""
+    """Return the file to write a federation to. The default suffix is `.atoll`.
+
+    Refuse an existing file.
+    """
     path = Path(path).expanduser()
     path = path if path.suffix else path.with_suffix(SUFFIX)
     if path.exists():
@@ -190,7 +194,10 @@ def memory_needed(path: str | Path) -> int:
 
 
 def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
-    """Load the federation in a file, which must not change while in use. `lazy` keeps no graph."""
+    """Load the federation in a file, which must not change while in use.
+
+    With `lazy`, each access to a client's graph reads it again, and none stays in memory.
+    """
     path = Path(path).expanduser()
     header = read_header(path)
     try:

@@ -4,9 +4,9 @@ An entry's key is the SHA-256 of everything that determines its content: the byt
 the recipe, the seed, the code of Atoll that reads and partitions, and the versions of the packages
 that it uses. Entries never change, so they need no invalidation. Own data are never cached.
 
-Entries are safetensors files, never pickles: `KIND-KEY-CHECKSUM` in a folder of the first two
-letters of the key. A rename puts each into place, so that any number of processes may share the
-folder. A damaged entry is deleted and made again.
+Entries are safetensors files, or a hash as text, never pickles: `KIND-KEY-CHECKSUM` in a folder of
+the first two letters of the key. A rename puts each into place, so that any number of processes may
+share the folder. A damaged entry is deleted and made again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from atoll.core.errors import DataError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-OFF = "off"  # the value of ATOLL_CACHE, and of the command line's --no-cache
+OFF = "off"  # the value of ATOLL_CACHE without a cache, as with --no-cache
 LIMIT = 2 << 30  # bytes of all entries; the least recently used are evicted first
 MOST = 4  # one entry takes at most the limit divided by this
 FORMAT = 1
@@ -60,14 +60,17 @@ class Cache:
 
     @classmethod
     def of_environment(cls) -> Cache | None:
-        """Return the cache below ATOLL_CACHE, XDG_CACHE_HOME/atoll or ~/.cache/atoll, if on."""
+        """Return the cache below ATOLL_CACHE, else XDG_CACHE_HOME/atoll, else ~/.cache/atoll.
+
+        If ATOLL_CACHE is "off", return None.
+        """
         given = os.environ.get("ATOLL_CACHE")
         shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "atoll")
         folder = Path(given) if given else shared
         return None if given == OFF else cls(folder.expanduser() / "prepared")
 
     def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
-        """Return the content of an entry, or None if it is missing or damaged."""
+        """Return the content of an entry, or None if it is missing, damaged or another user's."""
         for path in self._shelf(key).glob(f"{kind}-{key}-*"):
             if not all(map(_is_own, (self.folder, path.parent, path))):
                 log.info("cache entry %s is not read: another user could have written it", path)
@@ -87,7 +90,10 @@ class Cache:
         return None
 
     def write(self, kind: str, key: str, write: Callable[[Path], object], size: int = 0) -> None:
-        """Make an entry of the file that `write` writes. A full or read-only disk is no error."""
+        """Make an entry of the file that `write` writes, unless it is too large (`MOST`).
+
+        A full or read-only disk is no error.
+        """
         if size > self.limit // MOST or any(self._shelf(key).glob(f"{kind}-{key}-*")):
             return  # too large, or another process was faster
         try:
@@ -120,7 +126,7 @@ class Cache:
         return sorted(found)
 
     def clear(self) -> None:
-        """Delete all entries, but no other file of the folder."""
+        """Delete all entries and old unfinished ones, but no other file of the folder."""
         for _, _, path in self.entries():
             path.unlink(missing_ok=True)
         self._clear_left_over()
@@ -181,7 +187,7 @@ def key_of(*parts: object) -> str:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether a folder or regular file belongs to this user and only it may write."""
+    """Return whether a folder or regular file belongs to this user, and no other may write it."""
     try:
         known = path.lstat()
     except OSError:

@@ -27,7 +27,7 @@ DEGENERATE = ("no-edge", "single-class")  # clients that are refused unless the 
 BY_SET = "by-set"  # the partition of a group: one set for each client
 BATCH_SIZE = 128  # default number of training graphs in one step, as in GCFL
 WORDS = ("cora", "citeseer", "pubmed", "computers", "photo")
-"""Planetoid and Amazon: data sets whose features are counts of words."""
+"""Planetoid's and Amazon's data sets, whose features are words. FED-PUB normalises their rows."""
 
 
 def federate(
@@ -90,7 +90,7 @@ def federate(
 
 
 def _client_names(source: Data, recipe: str) -> list[str]:
-    """Return the clients' names in order: values of an owner column, or the sets of a group."""
+    """Return the clients' names: values of an owner column, or the sets of a group, or []."""
     if not isinstance(source, Source):
         names = [one.name for one in source.sets] if isinstance(source, GraphGroup) else []
         return names if len(set(names)) == len(names) else []
@@ -128,7 +128,11 @@ def _divided(source: Data, partition: str | None, clients: int | None, seed: int
 
 
 def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[str]) -> None:
-    """Refuse a client that cannot take part. Unknown `labels` are -1."""
+    """Refuse a client without a training node (or graph).
+
+    Refuse a client of a kind in `DEGENERATE`, unless `allow` names the kind. A label of -1 is
+    unknown.
+    """
     advice = "use fewer clients or another partition, or accept such clients with --allow"
     if not bool(graph.train.any()):
         advice = "use fewer clients, another partition or split, or a larger training share"
@@ -140,7 +144,10 @@ def check_client(who: str, graph: Graph, labels: np.ndarray, allow: Collection[s
 
 
 class InducedSubgraphs:
-    """Subgraphs of sets of nodes, in time proportional to these nodes. Edges keep their order."""
+    """Subgraphs of sets of nodes. Edges keep their order.
+
+    After one sort of all edges, the time for a subgraph depends only on its nodes and their edges.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -205,7 +212,7 @@ def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
 def joined_graphs(
     source: GraphSet, ids: np.ndarray, roles: np.ndarray, width: int, classes: int
 ) -> Graph:
-    """Concatenate graphs of a set. The first node, the root, has a graph's label and role."""
+    """Concatenate graphs of a set. The first node of each, its root, has its label and role."""
     # The sets of a group differ. All clients have as many columns as the widest set and as many
     # classes as the largest. `has_features` and `has_classes` mark the client's own.
     sizes = np.diff(source.node_ptr)[ids]
@@ -246,7 +253,7 @@ def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def largest_component(source: Source) -> Source:
-    """Keep only the largest connected component. Ties go to the lowest node number."""
+    """Keep only the largest connected component. Of equal ones keep that with the lowest node."""
     import scipy.sparse as sp
     from scipy.sparse.csgraph import connected_components
 

@@ -4,8 +4,8 @@
 - `topology`: every client gets the nodes, labels, split and E edges of one client. Client i also
   gets i · ratio · E random edges, so client 0 gets none.
 - `class-topology`: the same nodes, but every client gets ratio · E random edges. Each of them joins
-  a node of the client's "own" classes and a node of another class. Class j belongs to client j
-  mod K.
+  a node of the client's "own" classes and a node of another class. Of K clients, client j mod K
+  owns class j.
 
 Random edges lower the homophily of all classes equally. The client in the paper's Fig. 1(c) is
 strong in one class and weak in another, and the text does not explain why. `class-topology` is one
@@ -38,8 +38,8 @@ def vary_federation(
 ) -> Federation:
     """Return the federation with only one kind of variation, or unchanged for "none".
 
-    For the topology variations all clients get the nodes of `client`, and `ratio` times its edges
-    at random, by the seed and the clients' numbers.
+    For the topology variations all clients get the graph of `client` and random edges. The module
+    explains how many. The seed and a client's number determine its random edges.
     """
     check_name("value of --vary", vary, VARY)
     if not 0 <= ratio < np.inf:
@@ -93,7 +93,7 @@ def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, r
 
 
 def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -> Graph:
-    """Return the graph with `share` times its edges added, between unconnected nodes."""
+    """Return the graph with random edges between unconnected nodes, `share` times as many."""
     nodes = graph.num_nodes
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
     count, wanted = pairs.shape[1], round(share * pairs.shape[1])

@@ -38,7 +38,7 @@ def load(
     """Load a source. Return it, and the notes of the loader of a user's own data.
 
     A name is "lagoon" or "archipelago" (with options: "lagoon:homophily=0.3"), a data set's or a
-    group's name (a set of graphs has options: "PROTEINS:features=degree"), or a path.
+    group's name (some have options: "PROTEINS:features=degree"), or a path.
     """
     if not name.strip():
         raise ConfigError("no data are named; give --data a name or a path")

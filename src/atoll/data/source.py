@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from atoll.data.own.encoder import Encoder
 
 TRAIN, VAL, TEST, UNUSED = 0, 1, 2, -1
-UNSEEN, MISSING = 3, 4  # nodes that arrive after training; of a class without training nodes
+# Nodes that arrive after training. The client has no training node of the class of a MISSING one.
+UNSEEN, MISSING = 3, 4
 """Roles of a node (or a graph) in `Source.split` and in every split function."""
 
 
 def compact(x: np.ndarray | sp.csr_array, sparse_below: float) -> np.ndarray | sp.csr_array:
-    """Convert features to float32, and to CSR if the share of non-zeros is below the limit."""
+    """Convert features to float32: CSR if the share of non-zeros is below the limit, else dense."""
     import scipy.sparse as sp  # late: it takes half a second, which a cached run saves
 
     x = x.astype(np.float32, copy=False)
@@ -36,7 +37,10 @@ def compact(x: np.ndarray | sp.csr_array, sparse_below: float) -> np.ndarray | s
 
 
 def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted pairs of connected nodes, (2, P), smaller first, and first edges, (P,)."""
+    """Return the sorted pairs of connected nodes, (2, P), and each pair's first edge, (P,).
+
+    A pair has the smaller node first. A pair's edge is an index in `edges`. Loops are no pairs.
+    """
     low, high = edges.min(axis=0), edges.max(axis=0)
     places = np.flatnonzero(low != high)
     keys = low[places].astype(np.int64) * nodes + high[places]
@@ -45,7 +49,10 @@ def undirected_pairs(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndar
 
 
 def both_directions(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each pair of connected nodes as two ascending edges, and the edge each is from."""
+    """Return both directions of each pair of connected nodes, sorted, and the pair's first edge.
+
+    The first edge is an index in `edges`. Loops are dropped.
+    """
     pairs, first = undirected_pairs(edges, nodes)
     doubled = np.concatenate([pairs, pairs[::-1]], axis=1)
     order = np.lexsort((doubled[1], doubled[0]))
@@ -120,7 +127,10 @@ class Source(_Labelled):
         return replace(self, edges=edges, weight=weight, edge_time=time)
 
     def _is_undirected_simple(self) -> bool:
-        """Return whether edges are ascending, once in both directions, and without loops."""
+        """Return whether edges are sorted, without loops, and once in both directions.
+
+        Both directions must have equal weights. Indices beyond 32 bits also return False.
+        """
         (begins, ends), n = self.edges, self.num_nodes
         if begins[0] > begins[-1] or (begins == ends).any() or max(n, ends.size) >= 1 << 31:
             return False

@@ -38,7 +38,7 @@ def split(
     parts: Parts,  # ids of each client, as in `Partition.parts`
     recipe: str = "stratified",  # in `SPLITS`, also with options ("stratified:ratios=0.1/0.4/0.5")
     seed: int = 0,
-    ratios: Ratios | None = None,  # by default 20/40/40 for nodes and 80/10/10 for graphs
+    ratios: Ratios | None = None,  # default: 20/40/40 for nodes (by time 60/20/20), 80/10/10 graphs
     **options: Value,
 ) -> Roles:
     """Give every node (or graph) of every client a role."""
@@ -78,7 +78,10 @@ def _resolved(
 
 
 def stratified(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split by client and class, without the drift of per-class rounding (strict default)."""
+    """Split each client's nodes of every class by the ratios. This is the default split.
+
+    The ratios are rounded once per client, so rounding errors of classes do not add up.
+    """
     # A client's nodes form a row, class after class, shuffled inside a class. Roles are spread
     # evenly along the row: each class gets its share to within about one node, and the totals are
     # the rounded ratios, with at least one training node. A node of several clients has the same
@@ -108,7 +111,7 @@ def _evenly(count: int, share: float) -> np.ndarray:
 
 
 def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split by client and class: cut at int(train · n) and int((train + validation) · n)."""
+    """Split each client's n nodes of a class: cuts at int(train · n), int((train + val) · n)."""
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         rng = np.random.default_rng([seed, client])
@@ -119,7 +122,7 @@ def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split by client and class: int(train · n), then int(validation · n), the rest for testing."""
+    """Split each client's n nodes of a class: int(train · n), then int(val · n), the rest tests."""
     # One Python generator shuffles class by class, client by client. With seed 2024 and FedTAD's
     # own partition of Cora, these are the roles of the published numbers of FedTAD and FedATH.
     rng = python_random.Random(seed)
@@ -155,7 +158,10 @@ def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def gcfl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split by client with scikit-learn, stratified: training and the rest, then the rest."""
+    """Split each client twice with scikit-learn, stratified by class.
+
+    The first cut separates training from the rest, the second validation from testing.
+    """
     from sklearn.model_selection import train_test_split
 
     other, result = ratios[1] + ratios[2], []
@@ -211,7 +217,7 @@ def time_column(recipe: str | None) -> str | None:
 
 
 def inductive(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split as `stratified`. Test nodes and their edges are absent in training (`Growth`)."""
+    """Split as `stratified`. Training has no validation or test nodes and no edges of them."""
     return stratified(source, parts, seed, ratios)
 
 
@@ -227,8 +233,9 @@ def time(
 ) -> Roles:
     """Split by time: the earliest nodes train, later ones validate, the latest ones test.
 
-    All clients use the same two cut-off times. They follow from the ratios of the labelled nodes,
-    or are given (`time:signup,val=2024-06-01,test=2024-07-01`). The seed has no effect.
+    All clients use the same two cut-off times. They are given, as in
+    `time:signup,val=2024-06-01,test=2024-07-01`, or divide the labelled nodes by the ratios. The
+    seed has no effect.
     """
     stages = Growth(column, _cuts(source, ratios, column, val, test)).of_nodes(source)
     roles = np.array([TRAIN, VAL, TEST], dtype=np.int8)[stages]
@@ -244,11 +251,11 @@ def unseen(
     share: float = 0.2,
     classes: int = 1,
 ) -> Roles:
-    """Make nodes of each client arrive after training, some of classes it lacks (FedLoG).
+    """Make some nodes of each client arrive only after training (FedLoG).
 
-    All nodes of `classes` drawn classes are MISSING, and a `share` of every other class is UNSEEN.
-    The rest has the roles of `stratified`. The paper's own draw is not public, so this one is
-    reconstructed.
+    Each client draws `classes` of its classes. All their nodes are MISSING, so the client trains
+    without these classes. A `share` of every other class is UNSEEN. The rest has the roles of
+    `stratified`. The paper's own draw is not public, so this one is reconstructed.
     """
     check_whole("classes", classes, 0)
     if not isinstance(share, int | float) or not 0 <= share < 1:
@@ -322,14 +329,17 @@ def _times(values: np.ndarray, what: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Growth:
-    """The stage in which nodes and edges appear: training (0), validation (1) or testing (2)."""
+    """The stage in which nodes and edges appear: training (0), validation (1) or testing (2).
+
+    For the split `unseen` the later stages are the roles UNSEEN (3) and MISSING (4).
+    """
 
     column: str = ""  # the node column of times, or "" to use the roles
     cuts: tuple[float, float] = (np.inf, np.inf)  # the times at which stages 1 and 2 begin
     first: int = VAL  # without a column, the first role that is absent in training
 
     def of_nodes(self, part: Source, roles: np.ndarray | None = None) -> np.ndarray:
-        """Return the stage of each node, (N,) int8. Without column and role, it is 0."""
+        """Return the stage of each node, (N,) int8, from its time, or else from its role."""
         if not self.column:
             assert roles is not None
             return np.asarray(np.where(roles >= self.first, roles, 0), dtype=np.int8)

@@ -3,7 +3,7 @@
 Every document has a class (its field), an owner (a library), a popularity, and a bag of words
 from its field's vocabulary. It cites popular documents, mostly of its field (homophily) and mostly
 of its library. Archipelago is the same generator for scale: any number of owners, each with a small
-graph and no edge to the others.
+graph and, by default, no edge to the others.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Lagoon:
 
     Attributes:
         nodes: Number of documents.
-        classes: Fields.
+        classes: Number of fields.
         words: Size of the vocabulary.
-        words_per_node: Words in a document.
-        degree: Mean number of neighbours.
-        homophily: Share of citations inside the field.
+        words_per_node: Words drawn for a document. A word that is drawn twice counts once.
+        degree: Approximate mean number of neighbours.
+        homophily: Share of citations inside the field, on average over the owners.
         label_skew: At 0 every owner has all fields equally, towards 1 each owner has few.
-        topology_skew: Spread of the owners' homophily around `homophily`.
+        topology_skew: Largest difference of an owner's homophily from `homophily`.
         feature_noise: Share of words that are independent of the field.
-        own_library: Share of citations inside the owner's library.
+        own_library: Share of citations to the owner's library. Others go to a random library.
     """
 
     nodes: int = 3000
@@ -76,7 +76,7 @@ class Lagoon:
 
 @dataclass(frozen=True)
 class Archipelago(Lagoon):
-    """The options of lagoon, and two more.
+    """The options of lagoon except `nodes`, and two more.
 
     Attributes:
         least: Fewest documents of an owner.
@@ -102,7 +102,7 @@ class Archipelago(Lagoon):
         if not 10 <= self.least <= self.most:
             problem = f"{who}: owners of {self.least} to {self.most} nodes are not possible"
             raise ConfigError(f"{problem}; give least from 10 on and most from least on")
-        object.__setattr__(self, "nodes", self.least)  # the limit of the smallest owner's graph
+        object.__setattr__(self, "nodes", self.least)  # `_check` limits `degree` by it
         super()._check(who)
 
 
@@ -116,7 +116,7 @@ def built_in(text: str) -> type[Lagoon] | None:
 
 
 def parse_lagoon(text: str) -> Lagoon:
-    """Parse the options in `lagoon:homophily=0.3,nodes=5000`."""
+    """Parse the generator and its options from a text such as `lagoon:homophily=0.3,nodes=5000`."""
     name, _, given = text.partition(":")
     made = BUILT_IN[name]
     kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(made) if f.init}
@@ -134,7 +134,7 @@ def parse_lagoon(text: str) -> Lagoon:
 
 
 def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
-    """Draw the graph. The column `owner` contains its owners."""
+    """Draw the graph. Its column `owner` contains the owner of each document."""
     rng = np.random.default_rng([seed, owners])
     owner = knobs.owner(owners, rng)
     # A Dirichlet draw per owner. A skew of 0 is (nearly) uniform, 1 is (nearly) one field each.
@@ -149,7 +149,8 @@ def make_lagoon(knobs: Lagoon, owners: int, seed: int) -> Source:
 
 
 def _words(knobs: Lagoon, y: np.ndarray, rng: np.random.Generator) -> np.ndarray | sp.csr_array:
-    # Words are ranked by a power law in the common vocabulary and, shuffled, in each field's own.
+    # Words follow a power law of their rank. Each field ranks them in its own random order, and
+    # words that are independent of the field have one more order.
     weight = 1.0 / np.arange(1, knobs.words + 1) ** 0.8
     orders = np.stack([rng.permutation(knobs.words) for _ in range(knobs.classes + 1)])
     size = (y.size, knobs.words_per_node)

@@ -64,7 +64,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_name(text: str) -> str:
-    """Return the registered name, such as `fedpub` for `FED-PUB`. Custom names are unchanged."""
+    """Return the registered name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
     plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
     return text if ":" in text else plain if plain in METHODS else text.lower()
 

@@ -10,11 +10,11 @@ Step 2, all later rounds: every client trains without the server, with P = softm
                     dissimilar nodes;  minimise their three CE;  Y_he = mean of their softmaxes.
     Y = HCS Y_ho + (1 - HCS) Y_he
 
-X~ is X, propagated along edges and between nodes with similar P. `nn/adafgl.py` has all formulas. A
-run of R rounds has R - `federated_rounds` rounds of step 2, each of `personal_epochs` epochs. With
-50 and 4, a run of 100 rounds has the authors' 200 epochs. With R <= `federated_rounds` the method
-is FedAvg. `preset=reference` has 100 federated rounds and the code's network, so it needs `--rounds
-300`.
+X~ is X and its products with a matrix T, which joins nodes by edges and by similar P. S contains
+these similarities. `nn/adafgl.py` has all formulas. A run of R rounds has R - `federated_rounds`
+rounds of step 2, each of `personal_epochs` epochs. With 50 and 4, a run of 100 rounds has the
+authors' 200 epochs. With R <= `federated_rounds` the method is FedAvg. `preset=reference` has 100
+federated rounds and the code's network, so it needs `--rounds 300`.
 
 Wire, per client and round:  step 1:  down  model           up  model, num_nodes
                              step 2:  down  model, once     up  nothing
@@ -25,7 +25,8 @@ sends two counts.
 Private state: step 1: Adam's moments if kept. Step 2: θ, heads, their moments, HCS. No part has a
 node axis. X~ (N x 4F, dense) is never stored: it would take 6 MB for one of ten clients of Cora,
 464 MB of Physics.
-Floats per client and round: 2P + 1 in step 1 (3P + 3 for `keep="best"`), then P once, then none.
+Floats per client and round: 2|θ| + 1 in step 1 (3|θ| + 3 for `keep="best"`), then |θ| once, then
+none.
 Compute: O(N² C) for the signed messages, and for S with a `threshold`, `block` rows at a time.
 Departures from the reference code: HCS mixes the heads, as in the paper. The authors' code uses
 only the homophilous head if HCS >= 0.9, else only the other (`switch="hard"`). Ties in HCS are
@@ -74,7 +75,7 @@ STEPS = preset_table(
 
 @record
 class Validated:
-    """The number of validation nodes that the new global model classifies correctly, and of all."""
+    """Counts of validation nodes: those that the new global model classifies correctly, and all."""
 
     right: Tensor
     total: Tensor
@@ -107,7 +108,7 @@ class Adapted:
 
 @record
 class Server:
-    """The global model, the best model and its score (`keep="best"`), and the rule's state."""
+    """The global model, the best one and its score (`keep="best"`), `ready`, the rule's state."""
 
     model: Tree
     best: Tree
@@ -122,9 +123,9 @@ class AdaFGL(Training):
 
     federated_rounds: Annotated[OneOrMore, "rounds of step 1"] = 50
     personal_epochs: Annotated[OneOrMore, "epochs per round of step 2"] = 4
-    alpha: Annotated[Share, "α: weight of the given edges in S"] = 0.5
+    alpha: Annotated[Share, "α: weight of the given edges in T"] = 0.5
     beta: Annotated[Share, "β: share of a message that the next one keeps"] = 0.2
-    hops: Annotated[OneOrMore, "number of products with S"] = 3
+    hops: Annotated[OneOrMore, "number of products with T"] = 3
     threshold: Annotated[ShareBelowOne, "value at which S is cut to 0 and 1; 0 for no cut"] = 0.0
     keep: Annotated[Literal["last", "best"], "model of step 1 that starts step 2"] = "last"
     optimizer_state: OptimizerState = "reset"
@@ -215,7 +216,7 @@ class AdaFGL(Training):
     def _outputs(
         self, graph: Graph, around: Surroundings, state: Private, key: Tensor | None
     ) -> Tensor:
-        """Return log Y."""
+        """Return log Y, (N, C)."""
         outputs = torch.stack(self.adaptive(state.heads, around, graph, key)).softmax(-1)
         belief = around.belief.softmax(-1) if self.double_softmax else around.belief
         assert state.confidence is not None
@@ -297,5 +298,5 @@ class AdaFGL(Training):
 
 
 def mix_heads(trust: Tensor, homo: Tensor, hetero: Tensor) -> Tensor:
-    """HCS Y_ho + (1 - HCS) Y_he."""
+    """Return HCS Y_ho + (1 - HCS) Y_he, where `trust` is HCS."""
     return trust * homo + (1 - trust) * hetero

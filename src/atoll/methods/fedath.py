@@ -17,7 +17,7 @@ O(N d²) and needs no N x N matrix.
 Wire, per client and round:  down  causal network      up  causal network, num_nodes
 Private state: evaluator, biased network, Adam's moments of all three. Edge weights never leave.
 Floats per client and round: 2P + 1 for P parameters of the causal network (more with `share`).
-Departures from the reference code: scoring has no dropout (the code keeps it on). Log-softmax
+Departures from the reference code: evaluation has no dropout (the code keeps it on). Log-softmax
 replaces log(softmax). Batch normalisation always uses the statistics of the client's own edges, as
 the code does in effect. The paper's Eq. 11 prints (N-1)² for (N-1)⁻², and Eq. 9 omits a factor p;
 `hsic` and `entropy` name the variants.
@@ -158,14 +158,14 @@ class FedATH(Averaging):
         return total
 
     def edge_weights(self, networks: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """ω for every entry of the view `loops`, (E,), or ones without an evaluator."""
+        """Return ω for every entry of the view `loops`, (E,), or ones without an evaluator."""
         if "evaluator" not in networks:
             return torch.ones_like(graph.sparse_view("loops").values)
         noise = None if key is None else fold(key, "evaluator")
         return torch.sigmoid(self.scorer(networks["evaluator"], graph, noise))
 
     def explain_edges(self, graph: Graph, message: Tree, state: Private | None) -> Tensor:
-        """ω for every entry of `loops`. `atoll explain` shows it at the client."""
+        """Return ω for every entry of the view `loops`. `atoll explain` shows it at the client."""
         networks = message if state is None else {**state.networks, **message}
         return self.edge_weights(networks, graph)
 

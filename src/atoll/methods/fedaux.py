@@ -2,8 +2,8 @@
 
     h = f_θ(G),   s_i = <h_i, a> / max_j ‖h_j‖.          The client's vector a scores its nodes.
     z_i = Σ_j K_ij h_j / Σ_j K_ij,   K_ij = exp(-(s_i - s_j)² / σ²).
-    logits = W [h_i ‖ z_i] + b.   Q epochs of min CE over θ, a, W, b and the client's masks.
-    (θ, a)_k <- Σ_l softmax_l(α cos(a_k, a_l)) (θ, a)_l       over the participants.
+    logits = W [h_i ‖ z_i] + b.   Clients minimise CE over θ, a, W, b and their masks.
+    (θ, a, W, b)_k <- Σ_l softmax_l(α cos(a_k, a_l)) (θ, a, W, b)_l       over the participants.
 
 `score=cosine` is cos(h_i, a), as in the public code: the lengths of h and a do not matter. As in
 FED-PUB, a client multiplies every weight matrix by its own mask, W ∘ μ. Masks start at 1, and
@@ -164,5 +164,5 @@ def smoothed(h: Tensor, score: Tensor, real: Tensor, sigma: float, series: bool)
 
 
 def _kernel(start: int, rows: Tensor, place: Tensor, near: Tensor) -> Tensor:
-    """A block of rows of the kernel, times `near`."""
+    """Return a block of rows of the kernel, multiplied with `near`."""
     return torch.exp(-(rows.unsqueeze(-1) - place).square()) @ near

@@ -19,9 +19,9 @@ the mean of *all* h_i. Unlike the code, it does not scale α and s by the client
 gradients or decay the rate. h_i sums all updates, so w is an extrapolation. Adam, whose steps do
 not shrink, makes it diverge. The default is therefore plain SGD, as in paper and code. Rates and α
 were chosen on validation nodes of Cora and validation graphs of PROTEINS. `compat` repeats faults
-of OpenFGL, one of them or both (`openfgl`). `no-server-term`: s has no gradient there.
-`lagging-drift`: h_i grows by the update before the last. `preset=openfgl` adds its Adam, α and
-weights. Its first round without the proximal term is not reproduced.
+of OpenFGL, one of them or both (`openfgl`). `no-server-term`: v_i lacks s. `lagging-drift`: h_i
+grows by d_i of the client's previous round. `preset=openfgl` adds OpenFGL's Adam, α and weights.
+OpenFGL has no proximal term in its first round, which is not reproduced.
 """
 
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ from atoll.core.tree import Tree, record, take, tree_map
 
 @record
 class Server:
-    """The server's tree: w, all clients' h_i and s_i, stacked (N, ...), and the rule's state."""
+    """The server's tree: w, h_i and s_i of N clients, stacked (N, ...), and the rule's state."""
 
     model: Tree
     drift: Tree
@@ -65,7 +65,7 @@ class Download:
 
 @record
 class Update:
-    """The reply of a client."""
+    """The reply of a client: θ_i, K_i, and its weight in the mean."""
 
     model: Tree
     steps: Tensor
@@ -132,7 +132,7 @@ class FedDC(Training):
         return Server(model, drift, slope, rule)
 
     def _followed(self, server: Server, reply: Update, present: Tensor) -> tuple[Tree, Tree]:
-        """All h_i and s_i after the participants' updates."""
+        """Return all h_i and all s_i after the participants' updates."""
 
         def far(like: Tensor) -> Tensor:  # K η of each participant, for a stacked tensor
             return (self.optimizer.lr * reply.steps).reshape(-1, *[1] * (like.dim() - 1))

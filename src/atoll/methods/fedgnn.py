@@ -225,7 +225,7 @@ class FedGNN(Training):
         place, used = _places(state, graph)
         more = torch.zeros_like(degree).index_add(0, place, state.twins.count * used)
         degree = degree.clamp(min=0)
-        # Degrees grow on both sides of the adjacency, which is then S Â S.
+        # Degrees grow on both sides of the adjacency, which is then S Â S with S = diag(shrink).
         shrink = torch.where(more > 0, (degree / (degree + more).clamp(min=1)).sqrt(), 1.0)
         shrink = shrink.unsqueeze(-1)
         share = state.twins.total * (used / (degree + more).clamp(min=1)[place]).unsqueeze(-1)
@@ -242,7 +242,7 @@ class FedGNN(Training):
         return h
 
     def hidden(self, model: Tree, start: Tree, key: Tensor) -> Tree:
-        """Clip and noise the model's update, if `clip` and `epsilon` are set."""
+        """Clip the model's update if `clip` is set, and add noise to it if `epsilon` is set."""
         if not self.clip:
             return model
         update = clipped(tree_map(torch.sub, model, start), self.clip)
@@ -278,10 +278,10 @@ def neighbourhood_keys(graph: Graph, salt: int) -> Tensor:
 
 
 def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find twins in all clients' keys (N, S). Return nodes (N, s), groups (N, s) and pairs.
+    """Find twins in the keys of N clients, (N, S).
 
-    Nodes have a twin at another client. Twins share a group number. -1 pads both. `pairs` is the
-    number of pairs of twins.
+    Return each client's nodes with a twin at another client, (N, s), their groups, (N, s), and the
+    number of pairs of twins. Twins have the same group number. -1 pads nodes and groups.
     """
     values, number = torch.unique(keys, return_inverse=True)
     client = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
@@ -302,11 +302,11 @@ def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def of_others(rows: Tensor, group: Tensor, groups: int) -> Twins:
     """Sum the twins at other clients, given embeddings (K, s, h) and groups (K, s).
 
-    `groups` bounds the number of groups. A client's nodes of one group must be adjacent.
+    `groups` is an upper bound of group numbers. A client's nodes of one group must be adjacent.
     """
     used = (group >= 0).to(rows.dtype).unsqueeze(-1)
     counted = torch.cat([rows, torch.ones_like(used)], dim=-1) * used
-    # No number is read on the host, so that the round can be recorded.
+    # No number is read on the host, so that a GPU can record the round.
     new = (group != group.roll(1, 1)).long()
     new[:, 0] = 1
     inside = new.flatten().cumsum(0).reshape(group.shape) - 1  # numbers each client's groups

@@ -46,7 +46,10 @@ from atoll.nn.ops import matmul
 
 @record
 class Update:
-    """The reply of a client: its model, H, and M (`order` or 2 `order` blocks of C numbers)."""
+    """The reply of a client: its model, H, and M (`order` or 2 `order` blocks of C numbers).
+
+    With `moments_of=all` every smoothing step has these blocks.
+    """
 
     model: Tree
     confidence: Tensor
@@ -147,7 +150,10 @@ class FedGTA(Mixing):
         return found if self.moments_of == "all" else found[-1:]
 
     def mixed_moments(self, p: Tensor, share: Tensor) -> Tensor:
-        """Compute M from class probabilities (S, N, C) and each node's weight in the mean, (N,)."""
+        """Compute M from class probabilities p of S smoothing steps, (S, N, C).
+
+        `share` is each node's weight in a mean, (N,).
+        """
         mean = (share @ p).unsqueeze(-2)
         blocks = {"origin": [p], "central": [p - mean], "hybrid": [p, p - mean]}[self.moments]
         found = []

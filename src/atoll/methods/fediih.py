@@ -5,21 +5,22 @@
     q_m = N(mean_i μ_i, exp(mean_i log σ_i²))      Client m sends it for every factor.
     S^k_mj = 1 - JS(q_m^k, q_j^k) / ln 2,   β^k_m = softmax_j(τ S^k_mj).
     θ_m^k <- Σ_j β^k_mj θ_j^k.     All weights of factor k, in encoder and classifier.
-                                   b_cls: plain mean.
-    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α).      The global factors.
+                                   The classifier's bias: plain mean.
+    α̃^k = Σ_m mean μ_m^k / (M + σ²_H / σ²_α).      The global factors, for M participants.
     -ELBO = BCE(A, z zᵀ) + KL(q ‖ N(α̂_m, σ²_H))
             + KL(N(α̂_m, σ²_H) ‖ N(α̃, σ²_α)) - log N(α̂_m; 0, 1).
     z is drawn from q, and α̂_m is the client's own copy of α̃.
+    σ²_H is `factor_variance`, σ²_α is `alpha_variance`.
 
 `trains_encoder`: in the paper's Algorithm 1 the cross entropy trains the classifier and the ELBO
 trains the encoder ("elbo"). In the public code the ELBO's optimizer holds only α̂, which no other
 part reads. Cross entropy therefore trains everything ("ce"; without the ELBO the numbers are the
-same). "both" adds the two losses. All options except "ce" reconstruct A from `pairs` per node, 0
-for all pairs.
+same). "both" adds the two losses. With "elbo" and "both", BCE uses all edges and, per node, `pairs`
+random pairs (0: all pairs).
 `heads`: in the code both heads are one function, so log σ² = μ except for dropout ("shared").
-"separate" gives log σ² a scale and a shift per dimension. It can then reach log σ²_H, which rows of
-length one cannot. "two-encoders" gives it its own W and b: the second DisenGCN of Eq. 7. Both start
-as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
+"separate" gives log σ² a scale and a shift per dimension. It can then reach log σ²_H. The code's
+rows of length one cannot. "two-encoders" gives log σ² its own encoder: the second DisenGCN of Eq.
+7. Both start as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
 `js`: the code's surrogate averages moments and can exceed ln 2 ("moments"). "monte-carlo" estimates
 the divergence itself. `elbo_sums`: "sum" is Eq. 6 over N²; "mean" averages each term over its own
 axes, as in the code. `prior`: the code adds log N(α̂) to the loss, and its ELBO has σ²_H instead of
@@ -62,7 +63,7 @@ from atoll.nn.disengcn import DisenGCN
 
 @record
 class Server:
-    """All clients' models, stacked, α̃, (K * h,), and the latest S, (K, M, M)."""
+    """The models of all M clients, stacked, α̃, (K * h,), and the latest S, (K, M, M)."""
 
     models: Tree
     alpha: Tensor
@@ -111,7 +112,7 @@ class FedIIH(Mixing):
     statistics: Annotated[
         Literal["no-dropout", "code"], "whether q has dropout when it is sent"
     ] = "no-dropout"
-    pairs: Annotated[ZeroOrMore, "pairs without an edge per node in the ELBO; 0 for all"] = 0
+    pairs: Annotated[ZeroOrMore, "random pairs per node in the ELBO; 0 for all pairs"] = 0
     samples: Annotated[OneOrMore, "samples of a Monte Carlo divergence"] = 512
     factor_variance: Annotated[Positive, "variance of a factor around α̂"] = 0.25
     alpha_variance: Annotated[Positive, "variance of α̂ around α̃"] = 1.0
@@ -235,7 +236,7 @@ class FedIIH(Mixing):
     def posterior(
         self, latent: Tree, h: Tensor, graph: Graph, key: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """μ and log σ² of every node, (N, K * h)."""
+        """Return μ and log σ² of every node, (N, K * h) each."""
         net, second = self.disengcn, "encoder" in latent
         mean = log_variance = net.head(h, graph, key, "mean")
         if second:
@@ -249,7 +250,7 @@ class FedIIH(Mixing):
     def describe(
         self, params: Tree, graph: Graph, key: Tensor
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """The client's q: means over its nodes, (K, h) each."""
+        """Return the client's q: means of μ and log σ² over its nodes, (K, h) each, or None."""
         if not self.inference:
             return None, None
         noise = key if self.statistics == "code" and self.epochs == 1 else None
@@ -260,7 +261,7 @@ class FedIIH(Mixing):
         return (share @ mean).reshape(shape), (share @ log_variance).reshape(shape)
 
     def similarities(self, reply: Update, clients: Clients) -> Tensor:
-        """S among the participants, (K, P, P). Without inference all entries are one."""
+        """Return S among n participants, (K, n, n). Without inference all entries are one."""
         if reply.mean is None or reply.log_variance is None:
             bias: Tensor = reply.model["encoder"]["bias"]
             return bias.new_ones(self.disengcn.factors, len(clients), len(clients))
@@ -272,7 +273,10 @@ class FedIIH(Mixing):
         return (1 - torch.stack(found) / math.log(2)).to(reply.mean.dtype)
 
     def _latent(self, received: Download) -> dict[str, Tree]:
-        """α̂ starts at α̃, the variance head at the identity, its encoder at the received one."""
+        """Return the initial private parameters, or {} without the ELBO.
+
+        α̂ starts at α̃, the variance head at the identity, and its encoder at the received encoder.
+        """
         if (alpha := received.alpha) is None:
             return {}
         own: dict[str, dict[str, Tree]] = {
@@ -283,9 +287,9 @@ class FedIIH(Mixing):
 
 
 def separate_federation(models: Tree, beta: Tensor) -> Tree:
-    """Mix the stacked models of a DisenGCN, (P, ...), factor by factor for each client.
+    """Mix the stacked models of n DisenGCNs, (n, ...), factor by factor for each client.
 
-    `beta` contains one matrix per factor, (K, P, P), whose rows sum to one.
+    `beta` contains one matrix per factor, (K, n, n), whose rows sum to one.
     """
     encoder, classifier, factors = models["encoder"], models["classifier"], len(beta)
     blocks = zip(

@@ -1,6 +1,6 @@
 """FedOPT: the server uses the clients' mean update as a gradient (Reddi et al., 2021).
 
-    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes.
+    Δ = Σ_i n_i (θ_i - x) / Σ_i n_i          over the participants, n_i = nodes.  x: global model.
     m <- β1 m + (1 - β1) Δ                   from zero.
     v <- v + Δ²                              adagrad.
     v <- v - (1 - β2) Δ² sign(v - Δ²)        yogi.
@@ -17,10 +17,10 @@ round, because the paper's clients are stateless (`optimizer_state=keep` keeps t
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: none known. The defaults of `server_lr` (η_s) and `server_beta1`
 (β1) are 0.03 and 0.9 for adam and yogi, 0.1 and 0 for adagrad, 1 and 0 for sgd. β1 and β2 are the
-paper's. Clients use plain SGD, as in the paper, because Adam on both sides compounds. A step of an
-adaptive server is about η_s for every parameter that moves, even for a small Δ, so a large η_s
-diverges. The paper tunes η_s and τ for each task. Rates here were chosen on validation nodes of
-Cora, the clients' rate also on validation graphs of PROTEINS.
+paper's. Clients use plain SGD, as in the paper, because adaptive steps of both sides compound. A
+step of an adaptive server is about η_s for every parameter that moves, even for a small Δ, so a
+large η_s diverges. The paper tunes η_s and τ for each task. Rates here were chosen on validation
+nodes of Cora, the clients' rate also on validation graphs of PROTEINS.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
 
 SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1, 0)}
-"""The defaults of η_s and β1."""
+"""The defaults of η_s and β1 for each optimizer of the server."""
 
 
 @record
@@ -83,7 +83,7 @@ class FedOpt(Averaging):
 
     @property
     def server_rates(self) -> tuple[float, float]:
-        """η_s and β1."""
+        """The rates in use: η_s and β1."""
         lr, beta1 = SERVER_OPTIMIZERS[self.server_optimizer]
         lr = lr if self.server_lr is None else self.server_lr
         return lr, beta1 if self.server_beta1 is None else self.server_beta1

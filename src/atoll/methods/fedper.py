@@ -7,7 +7,7 @@
 layers of a GCN, SAGE, GAT, GIN or MLP; DisenGCN has two, encoder and classifier. If the network
 itself has private layers (gin-graph: all except the convolutions), these count as the first
 personal layer. There `personal=1` is FedAvg, and larger values count convolutions. Otherwise 0 is
-FedAvg. With all layers personal the method is Local.
+FedAvg. With all layers personal nothing is averaged, as in Local.
 
 Wire, per client and round:  down  base      up  base, num_nodes
 Private state: the personal layers, the network's private layers, and the moments of both.
@@ -38,7 +38,7 @@ from atoll.core.tree import Tree, record
 
 @record
 class Private:
-    """The private state: the personal layers, and the private state of all methods."""
+    """The private state: the personal layers, and the network's private layers with all moments."""
 
     personal: Tree
     own: layers.Private
@@ -83,7 +83,10 @@ class FedPer(Averaging):
         return Update(base, graph.size(self.weight_by)), Private(personal, own)
 
     def _kept(self, state: Private | None, key: Tensor) -> tuple[Tree, layers.Private | None]:
-        """The client's personal layers (new ones in its first step) and the rest of its state."""
+        """Return the client's personal layers and the rest of its state.
+
+        Without a state, the key initialises the layers, and the rest is None.
+        """
         if state is None:
             return self._cut(super().start(key))[1], None
         return state.personal, state.own
@@ -98,7 +101,7 @@ class FedPer(Averaging):
 
 
 def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
-    """Split off the last `count` layers of a list, or of a dict of layers by name."""
+    """Split a list or a dict of layers. Return the first ones and the last `count`."""
     # If a dict has only one name, which contains a list of layers, split that list.
     if isinstance(params, dict) and len(params) == 1:
         ((name, inner),) = params.items()
@@ -118,7 +121,7 @@ def cut(params: Tree, count: int) -> tuple[Tree, Tree]:
 
 
 def rejoin(first: Tree, last: Tree) -> Tree:
-    """Invert `cut`."""
+    """Join the two parts that `cut` returns."""
     if isinstance(first, list):
         return first + last
     both = {name: rejoin(first[name], last[name]) for name in first if name in last}

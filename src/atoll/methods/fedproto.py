@@ -13,9 +13,11 @@
 
 Wire, per client and round:  down  prototypes, which of them are known, the key of the common
 initial model      up  prototypes, its classes (`counts` and `paper`: training nodes of each).
-With `share_weights` also the model in both directions, and num_nodes up.
-Private state: the model and the optimizer's moments. The prototype of a class with one training
-node is that node's embedding, and the reply discloses which classes a client has.
+With `share_weights` also the model in both directions, and num_nodes up. With `compat` also
+num_nodes up.
+Private state: the model (with `share_weights` only its private layers) and the optimizer's moments.
+The prototype of a class with one training node is that node's embedding, and the reply discloses
+which classes a client has.
 Floats per client and round: 2C(h + 1) + 1 for C classes and width h; `share_weights`: 2P + 1 more.
 Departures from the reference code: z is the last layer's input before its activation (after it for
 `gin` and `disengcn`, whose last layer is linear). Prototypes come from one forward pass without
@@ -121,7 +123,10 @@ class FedProto(PrototypeTraining):
 
 
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
-    """Combine clients' prototypes (K, C, h) and masses (K, C) into global ones, (C, h)."""
+    """Return the global prototypes, (C, h).
+
+    `prototypes` are those of K clients, (K, C, h). `mass` is the weight of each, (K, C).
+    """
     if diluted is not None:  # the clients' sizes, (K,), for OpenFGL's mean over all participants
         return torch.einsum("k,kch->ch", diluted / diluted.sum(), prototypes)
     total, weight = torch.einsum("kc,kch->ch", mass, prototypes), mass.sum(0)

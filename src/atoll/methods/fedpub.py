@@ -19,10 +19,10 @@ Floats per client and round: 2P + h for P parameters and width h.
 Departures from the reference code: `regularizers=off` is the loss that the code in fact trains. It
 computes both terms from detached copies, which have no gradient. `proximal=norm` is its norm of
 each tensor, not squared. The code uploads the masks, which no party reads, and sends the random
-graph (500F floats). Its client starts with the mask of the client that trained before on the same
-worker; here all masks start at 1. A client that has not trained yet gets the plain mean of the
-participants' models. `preset=paper` has the code's network, and its τ for disjoint clients.
-`preset=reference` is the same without regularisers.
+graph (500F floats for F features). Its client starts with the mask of the client that trained
+before on the same worker; here all masks start at 1. A client that has not trained yet gets the
+plain mean of the participants' models. `preset=paper` has the code's network, and its τ for
+disjoint clients. `preset=reference` is the same without regularisers.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ from atoll.nn.nets import GCN
 from atoll.nn.ops import matmul
 
 BLOCKS, BLOCK_SIZE, EDGE_PROBABILITY = 5, 100, 0.1
-"""The random graph on which models are compared."""
+"""The random graph on which models are compared: blocks, nodes of a block, chance of an edge."""
 
 PAPER: Settings = {"layers": 3, "head": "linear", "hidden": 128, "tau": 3.0, "epochs": 1}
 
@@ -111,7 +111,7 @@ class FedPUB(Mixing):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train weights and masks together. Reply with the model and its output on the probe."""
+        """Train weights and masks together. Reply with the model and its embedding q."""
         if state is None:
             state = Private(first_masks(received), None)
         start = {"model": received, "masks": state.masks}
@@ -130,7 +130,7 @@ class FedPUB(Mixing):
         return super().loss(masked(params["model"], params["masks"]), graph, key)
 
     def regularised(self, anchor: Tree, grads: Tree, params: Tree) -> Tree:
-        """Add the gradients of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖²."""
+        """Add the gradients of λ1 ‖μ‖_1 and λ2 ‖θ - θ̄‖² (`proximal=norm`: not squared)."""
 
         def pulled(grad: Tensor, weight: Tensor, start: Tensor) -> Tensor:
             away = weight - start
@@ -157,7 +157,7 @@ def proxy_graph(net: Net, seed: int, dtype: torch.dtype, device: torch.device) -
 
 
 def mean_embedding(net: Net, params: Tree, proxy: Graph) -> Tensor:
-    """q: the mean over the nodes of the last layer's input, (h,)."""
+    """Return q: the mean over the nodes of the last layer's input before its activation, (h,)."""
     if not isinstance(net, GCN):
         return embedder(net).embed(params, proxy).mean(0)
     *before, last, _ = params

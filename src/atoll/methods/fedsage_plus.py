@@ -2,7 +2,8 @@
 
 A client hides a share of its nodes from itself. A kept node v then lacks n_v neighbours with
 features X_v. A private generator (NeighGen) learns to replace them. From v's embedding and noise it
-generates their number n̂_v and p_max features x̂_v; the first a_v = min(⌊n̂_v⌋, p_max) are used.
+generates their number n̂_v and features x̂_v in p_max slots. The first a_v = min(⌊n̂_v⌋, p_max)
+slots are used.
 
     L_d = mean_v smoothL1(n̂_v, n_v).
     L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)².
@@ -33,18 +34,18 @@ In each exchange, up x̂ of `exchanged_nodes` nodes, down the x̂ of all clients
 with respect to them, down the sum for the client's own x̂. The server joins the v-th nodes of all
 clients and omits most unused slots.
 Private state: the generator and the key of its noise, later also the classifier's moments.
-Floats per client and round: 2P + 1. An exchange adds at most 2 (K + 1) X for K participants, X =
-exchanged_nodes · p_max · D (Cora 0.46 M; published form 2K · 15.2 M). The server then holds K² X.
-On Cora the server forwards a tenth of the slots.
+Floats per client and round: 2P + 1 for P parameters. An exchange adds at most 2 (K + 1) F for K
+participants, where F = exchanged_nodes · p_max · D. On Cora F is 0.46 M, and the published form
+takes 2K · 15.2 M. The server then holds K² F floats. On Cora it forwards a tenth of the slots.
 Departures from the reference code: L_f uses the nearest candidate (the released loop keeps the last
 one). Real nodes read generated nodes. All nodes are mended, not only kept ones. The noise of
 the mended graph is drawn once. L_d and L_f use all kept nodes, as in the paper, not only training
 nodes. n̂ starts near one, because a ReLU that starts at zero stays there. The generator is 256
 wide; `preset=paper` has 2048 (Cora, 10 clients: up to 5.4 GB instead of 2.0, a third of the speed).
 No private state has a node axis, because the mended graph is derived from the state. A CPU computes
-only the used slots (Cora: one in thirty), and `fused` caches them for later rounds. If they are too
-many, or on a GPU, every step mends the graph again. A GPU computes all slots, N · p_max · D floats
-(Cora 78 MB, PubMed 197 MB).
+only the used slots (Cora: one in thirty), and the engine `fused` caches them for later rounds. If
+they are too many, or on a GPU, every step mends the graph again. A GPU computes all slots, N ·
+p_max · D floats (Cora 78 MB, PubMed 197 MB).
 `compat` repeats faults of public codes. `last`: L_f keeps the last candidate. `one-directional`: no
 real node reads a generated one, so FedSage+ equals FedSage. `openfgl`: both.
 """
@@ -82,7 +83,7 @@ ANSWERED = (
 
 @record
 class Shown:
-    """Generated features, (M, p, D). Unused slots are zero."""
+    """Generated features of M nodes with p slots each, (M, p, D). Unused slots are zero."""
 
     x: Tensor
 
@@ -114,7 +115,7 @@ class Learning:
 
 @record
 class Mended:
-    """The private state afterwards. `moments` belong to the shared classifier."""
+    """The private state once the client has mended its graph. `moments` are the classifier's."""
 
     generator: Tree
     seed: Tensor
@@ -267,7 +268,7 @@ class FedSagePlus(Averaging):
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
         """Return the gradient of the feature loss against neighbours of random local nodes."""
         true, there = self._strangers(graph, shown.shape[1], key)
-        # All features with number m meet the same candidates: one product for each m.
+        # The m-th nodes of all clients meet the same candidates: one product for each m.
         made = shown.movedim(1, 0).flatten(1, -2)
         # An unused slot is zero, and so is the answer.
         asked = made.any(-1, keepdim=True).to(made.dtype) * there[:, :1].unsqueeze(-1)
@@ -329,7 +330,7 @@ class FedSagePlus(Averaging):
         return Update(model, graph.size(self.weight_by)), replace(state, moments=moments)
 
     def mend(self, graph: Graph, generator: Tree, key: Tensor, sparing: bool = False) -> parts.Made:
-        """Generate neighbours of all nodes with the key. If `sparing`, only the used slots."""
+        """Generate neighbours of all nodes with the key's noise. `sparing`: only the used slots."""
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
         places = used_places(used * self._both_ways) if sparing else None

@@ -2,15 +2,18 @@
 
     once      φ_k^c = Σ_{i train, y_i = c} mean_{j ∈ N(i)} cos(h_i, h_j),  h = [x ‖ walk returns].
     round     Clients train; the base method (FedAvg) aggregates their models to w̃.
-    I times   z ~ N(0, I);  X̂ = P(z, ŷ; θ);  Ĝ = k nearest neighbours of X̂.
+    I times   z ~ N(0, 1);  X̂ = P(z, ŷ; θ);  Ĝ joins each row of X̂ to its nearest neighbours.
               I_g steps on θ:  minimise  λ1 L_sem + λ2 L_div - L_diverg.
               I_d steps on w̃:  minimise  L_diverg.
     L_sem = Σ_k Σ_i r_ki CE(f_k(i), ŷ_i),   L_diverg = Σ_k Σ_i r_ki KL(f̃(i) ‖ f_k(i)).
     L_div = mean_ij cos(x̂_i, x̂_j),         r_ki = φ_k^ŷi / Σ_k φ_k^ŷi over the participants.
+    P is the generator. ŷ contains about equally many labels of each class. f_k are the predictions
+    of client k's model, f̃ those of w̃.
 
 Wire, per client and round:  down  the base's message      up  the base's reply; once, φ
 Private state: the base's (the optimizer's moments for FedAvg).
-Floats per client and round: the base's (2P + 1 for P parameters); once C for C classes.
+Floats per client and round: the base's (FedAvg: twice the parameters, and one); once C for C
+classes.
 Departures from the reference code: φ is Eqs. 3 to 5. The code's φ (`reliability=reference`) is in
 effect the number of labelled nodes, because its transition matrix is diagonal and walks visit
 random nodes. Negative φ count as zero, and so does a class that no participant has. Predictions on
@@ -89,7 +92,7 @@ class FedTAD(Wrapper, Averaging):
     distil_steps: Annotated[ZeroOrMore, "I_d: steps of the distilled model"] = 5
     pseudo_nodes: Annotated[Width, "nodes of a pseudo graph"] = 100
     noise_size: Annotated[Width, "width of the noise z"] = 32
-    neighbours: Annotated[OneOrMore, "k: nearest neighbours in a pseudo graph"] = 5
+    neighbours: Annotated[OneOrMore, "nearest neighbours of a node in a pseudo graph"] = 5
     lam_sem: Annotated[float, "λ1: weight of L_sem"] = 1.0
     lam_div: Annotated[float, "λ2: weight of L_div"] = 1.0
     lam_diverg: Annotated[float, "weight of L_diverg for the generator"] = 1.0
@@ -255,7 +258,7 @@ class Lesson:
 
     method: FedTAD
     teachers: Tree  # the participants' trained models, stacked (K, ...)
-    share: Tensor  # of the trust in each class, (K, C); columns sum to one, or to zero
+    share: Tensor  # of each teacher in the trust in a class, (K, C); columns sum to one or zero
     personal: bool  # whether students are stacked (one per participant) or a single model
 
     @cached_property
@@ -276,7 +279,10 @@ class Lesson:
     def play(
         self, generator: Tree, its_moments: Tree, students: Tree, moments: Tree, key: Tensor
     ) -> tuple[Tree, Tree, Tree, Tree]:
-        """Run all iterations of a round: steps of the generator, then of the students."""
+        """Run all iterations of a round: steps of the generator, then of the students.
+
+        Return generator, its moments, students and their moments.
+        """
         keys = [fold(key, "distil", number) for number in range(self.method.iterations)]
         noise = torch.func.vmap(self.noise)(torch.stack(keys)) if keys else ()
         for number, drawn in enumerate(zip(noise, keys, strict=True)):
@@ -297,7 +303,11 @@ class Lesson:
         key: Tensor,
         owned: bool = False,
     ) -> tuple[Tree, Tree]:
-        """Train the generator: teachers know its nodes, which differ and separate the models."""
+        """Train the generator and return it and its moments.
+
+        Its loss is small if the teachers classify its nodes correctly, if the nodes differ, and if
+        students and teachers disagree about them.
+        """
         method, labels, weight = self.method, self.labels, self.weight
 
         def loss(params: Tree, key: Tensor) -> Tensor:
@@ -328,7 +338,10 @@ class Lesson:
         key: Tensor,
         owned: bool = False,
     ) -> tuple[Tree, Tree]:
-        """Train the student, or each student, towards the answers of the trusted teachers."""
+        """Train the student, or each student, towards the answers of the trusted teachers.
+
+        Return students and their moments.
+        """
         method, weight = self.method, self.weight
         with torch.no_grad():
             graph = self.drawn(generator, noise)

@@ -8,7 +8,8 @@
 
     margin  code     the largest distance of a Q^c to its nearest other one.  Authors' code.
             paper    the largest distance of any two Q^c.                     The paper.
-            openfgl  as `code`, but Q is the sum over K^C (K clients, C classes): nearly zero.
+            openfgl  as `code`, but Q^c is the sum of P_i^c, divided by K^C: nearly zero.
+                     K participants, C classes.
     pull    nodes    mean over training nodes and dimensions of (z_v - P̂^{y_v})².  Authors' code.
             classes  the same mean within each class, summed over classes.         OpenFGL.
             means    mean over the client's classes of ‖P_i^c - P̂^c‖.              The paper.
@@ -19,9 +20,10 @@ node is that node's embedding, and the reply discloses which classes a client ha
 Floats per client and round: 2C(h + 1) + 1 for C classes and width h.
 Departures from the reference code: the server takes one step on all prototypes per epoch. The
 authors shuffle batches of 10, whose results would depend on the order of the clients. z is the last
-layer's input before its activation, as in FedProto; OpenFGL uses it after the activation. A class
-that no client ever had does not affect δ and is never predicted. Squared distances are at least
-1e-12. `server_optimizer=adam` keeps its moments and has the clients' weight decay, as in OpenFGL.
+layer's input before its activation, as in FedProto; OpenFGL uses it after the activation. Except
+with OpenFGL's faults, a class that no participant has does not affect δ, and a class that no client
+ever had is never predicted. Squared distances are at least 1e-12. `server_optimizer=adam` keeps its
+moments and has the clients' weight decay, as in OpenFGL.
 `compat=zero-prototypes` is OpenFGL's other fault: it trains a class that a client does not have as
 a zero vector. `inference=head` is OpenFGL's classifier. Right after training, a client uses its own
 prototypes. `preset=paper`, `reference` and `openfgl` have the variants and numbers of each source.
@@ -48,7 +50,7 @@ from atoll.nn.init import apply_linear, linear
 
 @record
 class Learner:
-    """The server's v and F, and its optimizer's moments."""
+    """The server's v and F, and the moments of the server's optimizer."""
 
     params: Tree
     moments: Tree

@@ -23,10 +23,10 @@ after dropout, too. λ_C, λ_D and ω are not published. On Cora (10 Louvain cli
 seeds) validation accuracy is 81.8 with the defaults. It is 82.4 with λ_D = 10, 81.1 with both at
 0.01 and at most 77.8 with λ_C = 10. At FedATH's rate of 0.001 both at 0.01 are best: 79.5 instead
 of 73.6 with the defaults. The published tables therefore use a search (docs/results).
-A view drops an edge in both directions together. z is the last hidden layer before its activation.
-Nodes without neighbours add zero to FGSD. Clients are weighted by nodes (`weight_by`; the authors:
-training nodes) and take 3 local steps (authors: 4). Clients use Adam and keep its moments. The
-authors create a new SGD without momentum in each round, which has no moments to lose.
+A view drops an edge in both directions together. a and b are the last hidden layer before its
+activation. Nodes without neighbours add zero to FGSD. Clients are weighted by nodes (`weight_by`;
+the authors: training nodes) and take 3 local epochs (authors: 4). Clients use Adam and keep its
+moments. The authors create a new SGD without momentum in each round, which has no moments to lose.
 """
 
 from collections.abc import Mapping

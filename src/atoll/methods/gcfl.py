@@ -5,8 +5,8 @@
         the cluster as a whole no longer moves, while a member still does.
     The two sides are those of the minimum cut between its members, weighted by
         cosine          cos(Δ_i, Δ_j) + 1.                                GCFL.
-        gradient-norms  max d - d_ij,  d = DTW of the latest norms of the  GCFL+.
-                        clients' gradients.
+        gradient-norms  max d - d_ij,  d = DTW (dynamic time warping) of   GCFL+.
+                        the latest norms of the clients' gradients.
         update-norms    the same with the norms ‖Δ_i‖.                     GCFL+dWs.
     θ_c <- θ_c + Σ_{i ∈ c} n_i Δ_i / Σ_{i ∈ c} n_i,   n_i = training graphs (or nodes) of client i.
 
@@ -50,7 +50,7 @@ ROOM = 512
 
 @record
 class Update:
-    """The reply of a client."""
+    """The reply of a client. Only GCFL+ sends a norm."""
 
     model: Tree
     weight: Tensor
@@ -89,7 +89,7 @@ class Criterion(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One line of the cluster tree."""
+    """One split of a cluster: its round, the members that stay and leave, and the reasons."""
 
     round: int
     stay: tuple[int, ...]
@@ -179,7 +179,7 @@ class GCFL(Mixing):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train the cluster's model. Measure the norm of the update, or of the last gradient."""
+        """Train the cluster's model. GCFL+ also sends the norm of the last gradient or update."""
         steepness: list[Tree] = []
 
         def watch(grads: Tree, params: Tree) -> Tree:
@@ -209,7 +209,10 @@ class GCFL(Mixing):
     def _split(
         self, server: Server, products: Tensor, found: Criterion, clients: Clients
     ) -> Server:
-        """Split each cluster that meets the criterion in two."""
+        """Split each cluster that meets the criterion in two.
+
+        GCFL+ splits only the first of them, because all sequences restart.
+        """
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
         lines = zip(*(part.tolist() for part in found), strict=True)
         for members, (*reason, met) in zip(clusters(server), lines, strict=False):
@@ -224,7 +227,7 @@ class GCFL(Mixing):
         return server
 
     def _similarity(self, server: Server, members: list[int], products: Tensor) -> Tensor:
-        """Similarities of the members of a cluster, (k, k), never negative."""
+        """Return the similarities of the k members of a cluster, (k, k), never negative."""
         if self.similarity == "cosine":
             length = products.diagonal().sqrt().clamp(min=1e-30)
             return (products / (length.unsqueeze(0) * length.unsqueeze(1)) + 1).clamp(min=0)
@@ -250,7 +253,7 @@ def clusters(server: Server) -> list[list[int]]:
 
 
 def gram(updates: Tree) -> Tensor:
-    """Inner products of all pairs of stacked updates, (K, K)."""
+    """Return the inner products of all pairs of K stacked updates, (K, K)."""
     flat = torch.cat([leaf.flatten(1) for leaf in leaves(updates)], dim=1)
     return flat @ flat.T
 
@@ -258,9 +261,10 @@ def gram(updates: Tree) -> Tensor:
 def update_norms(
     products: Tensor, inside: Tensor, weight: Tensor, mean: str
 ) -> tuple[Tensor, Tensor]:
-    """Norm of each cluster's mean update, and its largest norm, from inner products (K, K).
+    """Return the norm of each cluster's mean update, and of its largest update, (C,) each.
 
-    `inside` has one row per cluster, (C, K), which is true for its members.
+    `products` are the inner products of all updates, (K, K). `inside` has one row per cluster,
+    (C, K), which is true for its members.
     """
     share = _shares(inside, weight if mean == "weighted" else torch.ones_like(weight))
     together = ((share @ products) * share).sum(1).clamp(min=0).sqrt()
@@ -268,9 +272,9 @@ def update_norms(
 
 
 def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
-    """Dynamic time warping between all pairs of sequences (n, d), (n, n).
+    """Return the distances of n sequences (n, d) by dynamic time warping, (n, n).
 
-    The distance is the root of the least sum of squared differences along a monotone path.
+    A distance is the root of the least sum of squared differences along a monotone path.
     """
     if standardize:  # divide each sequence by its own standard deviation (Eq. 20)
         spread = sequences.std(1, correction=0, keepdim=True)
@@ -287,7 +291,7 @@ def warped_distances(sequences: Tensor, standardize: bool) -> Tensor:
 
 
 def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]:
-    """The weight of the cut and its sides: least similarity between them (Stoer and Wagner)."""
+    """Return the weight of the minimum cut, and its two sides (Stoer and Wagner)."""
     import networkx as nx
 
     graph, values = nx.Graph(), similarity.tolist()

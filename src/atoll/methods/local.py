@@ -31,7 +31,7 @@ from atoll.core.tree import Empty, Tree, record
 
 @record
 class Private:
-    """The private state of a client."""
+    """The private state of a client: its whole model and the optimizer's moments."""
 
     model: Tree
     moments: Tree

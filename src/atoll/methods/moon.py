@@ -12,13 +12,13 @@ Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the client's last local model, which it has already sent, the optimizer's moments and
 the network's private layers. z^p would save a forward pass per round, but the state contains the
 model, because a tensor with a node axis cannot be stacked with other clients' states.
-Floats per client and round: 2P + 1 for P parameters (a head of width k on h: 2hk + k + h more).
+Floats per client and round: 2P + 1 for P parameters. A head of width k has 2hk + k + h of them.
 Departures from the reference code: a client without a previous model trains with cross entropy
 only. The authors' code does this in the first round; later it contrasts a new client with a
 separate initial model. The network has a projection head only if `head` gives its width. As in the
 paper, the head is between the embedding and the last layer and is averaged like the rest. It ends
 in the embedding's width, because the last layer reads it. z is the last layer's input before its
-activation, because after a ReLU no cosine is negative. OpenFGL uses the latter
+activation, because after a ReLU no cosine is negative. OpenFGL uses z after the ReLU
 (`embedding=post-relu`), as do `gin` and `disengcn`, whose last layer is linear. The mean is over
 training nodes; OpenFGL uses all (`nodes=all`). Adam's moments are kept, as in OpenFGL; the authors'
 code creates a new optimizer in each round (`optimizer_state=reset`).
@@ -151,12 +151,12 @@ class Projected(Embedder):
         return {**(params if isinstance(params, dict) else {"layers": params}), "head": head}
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """R(z) for the network's embedding z."""
+        """Return the head's output for the network's embedding, (N, h)."""
         one, two = params["head"]
         z = self.net.embed(params.get("layers", params), graph, key)
         return apply_linear(two, torch.relu(apply_linear(one, z)))
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """The network's last layer applied to R(z)."""
+        """Apply the network's last layer to the head's output `h`."""
         out: Tensor = self.net.logits(params.get("layers", params), h, graph, key)
         return out

@@ -1,13 +1,13 @@
 """Reef: two networks that see neighbours differently teach each other, and each client weighs them.
 
-    θ_i <- fit of Σ_b [CE(f_b) + λ H(p̄, p_b)] with the pull μ (θ - θ̄);   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
+    θ_i <- fit of Σ_b [CE(f_b) + λ H(p̄, p_b)] + μ/2 ‖θ - θ̄‖²;   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
 
     client i predicts  Σ_b w_ib p_b,   p_b = softmax(f_b(θ̄_b)),   p̄ = mean of p_b, held fixed
 
 The branches b are a GCN and a residual network (`net=duo`). H(p̄, p_b) is the cross entropy over all
 nodes of the client: on nodes without a label the networks learn from their common prediction (deep
 mutual learning, Zhang et al., 2018). A client weighs three settings by the likelihood of its
-validation nodes: the GCN, the residual network, and the mean of both.
+validation nodes: the GCN, the residual network, and the mean of both. These weights give w_ib.
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments, and the score of every setting.
@@ -36,7 +36,7 @@ from atoll.nn.residual import Duo
 
 @record
 class Kept(KeepsPrivate):
-    """The private state of a client."""
+    """The private state of a client: the optimizer's moments, and the score of every setting."""
 
     own: Private
     scores: Tensor  # log-likelihood of the validation nodes: first, second, both, (3,)
@@ -89,7 +89,7 @@ class Reef(Averaging):
         return Update(model, graph.size(self.weight_by)), Kept(own, scores)
 
     def _scores(self, graph: Graph, params: Tree) -> Tensor:
-        """Log-likelihood of the validation nodes for every setting, (3,)."""
+        """Return the log-likelihood of the validation nodes for every setting, (3,)."""
         with torch.no_grad():
             logs = [
                 functional.log_softmax(logits, -1).gather(-1, graph.y.unsqueeze(-1)).squeeze(-1)

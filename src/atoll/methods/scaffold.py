@@ -5,7 +5,7 @@
     x <- x + η_g mean_{i ∈ S} (y_i - x)      S are the participants, of N clients.
     c <- c + |S|/N mean_{i ∈ S} Δc_i
 
-c and all c_i start at zero, so c is always the mean of all c_i, including those of absent clients.
+c and all c_i start at zero. c is therefore the mean of all c_i, including those of absent clients.
 With option II, Δc_i = (x - y_i) / (K_i η) - c: the server needs only y_i and the number of steps.
 
 Wire, per client and round:  down  model, c      up  model, K, weight (option I: Δc_i as well;
@@ -64,7 +64,7 @@ class Update:
 
 @record
 class Private(layers.KeepsPrivate):
-    """The private state: c_i, and the private state of all methods."""
+    """The private state: c_i, the network's private layers, and the optimizer's moments."""
 
     control: Tree
     own: layers.Private
@@ -147,7 +147,7 @@ class Scaffold(Training):
 
 
 def mean_slope(start: Tree, end: Tree, steps: Tensor, lr: float) -> Tree:
-    """(x - y) / (K η): the mean gradient of plain steps. `end` may be stacked."""
+    """Return (x - y) / (K η), the mean direction of K plain steps. `end` may be stacked."""
 
     def divided(x: Tensor, y: Tensor) -> Tensor:
         return (x - y) / (lr * steps).reshape(*steps.shape, *[1] * x.dim())

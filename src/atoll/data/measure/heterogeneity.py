@@ -57,7 +57,7 @@ class Heterogeneity:
     isolated: ndarray  # nodes without a neighbour, (K,)
     mean_degree: ndarray  # (K,)
     labels: ndarray  # nodes of each class, (K, C)
-    homophily: ndarray  # share of the pairs whose nodes have one class, (K,)
+    homophily: ndarray  # share of the pairs whose two nodes have the same class, (K,)
     class_homophily: ndarray  # FedTAD's Eq. 2, (K, C); NaN if no pair touches the class
     edges_total: float  # edges of the whole graph, or NaN if unknown
     edges_lost: float  # edges that no client has
@@ -217,7 +217,7 @@ def _homophily(client: PlainGraph, classes: int) -> tuple[float, ndarray]:
 
 
 def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
-    """Return the histogram of cosine similarities of connected nodes (GCFL §4.1), (B,)."""
+    """Return shares of connected pairs by their cosine similarity (GCFL §4.1), (bins,)."""
     # Pairs with a node without any features have no cosine and are excluded.
     x = client.x.astype(np.float64)
     length = np.sqrt(np.asarray((x * x).sum(axis=1)))  # `*` is element by element for both kinds
@@ -234,7 +234,10 @@ def similarity_histogram(client: PlainGraph, bins: int) -> ndarray:
 
 
 def _edges_lost(federation: Federation) -> tuple[float, float]:
-    """Return the edges of the whole graph, and the lost ones. Two directions count as a pair."""
+    """Return the number of edges of the whole graph, and of those that no client has.
+
+    In an undirected graph both directions count as one edge. Unknown numbers are NaN.
+    """
     total = federation.about.get("edges_total")
     if total is None:
         return float("nan"), float("nan")
@@ -255,7 +258,7 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class PairHeterogeneity:
-    """Means over pairs of graphs, (K, K), or NaN without such a pair."""
+    """Means over pairs of graphs of every two of K clients, (K, K), or NaN without a pair."""
 
     structure: ndarray  # Jensen-Shannon distance, nats; on the diagonal within a client
     features: ndarray  # Jensen-Shannon divergence, nats
@@ -264,7 +267,10 @@ class PairHeterogeneity:
 def compare_graphs(
     federation: Federation, *, graphs: int = 20, walks: int = 2000, seed: int = 0
 ) -> PairHeterogeneity:
-    """Return mean differences of two clients' graphs, at most `graphs` each (GCFL Table 2)."""
+    """Return mean differences between the graphs of every two clients (GCFL Table 2).
+
+    At most `graphs` graphs of each client are drawn.
+    """
     embedded, similar, owner = [], [], []
     numbered = zip(federation.numbers, federation.graphs, strict=True)
     for place, (number, graph) in enumerate(numbered):
@@ -296,7 +302,10 @@ def some_graphs(graph: Graph, count: int, rng: np.random.Generator) -> list[Plai
 
 
 def _means(values: ndarray, clients: ndarray, size: int) -> ndarray:
-    """Return means over the pairs of different graphs of two clients, (G, G) -> (K, K)."""
+    """Return means over the pairs of different graphs of every two clients, (K, K).
+
+    `values` has a number for each pair of graphs, and `clients` the client of each graph.
+    """
     known = np.isfinite(values) & ~np.eye(len(values), dtype=bool)
     member = (clients[:, None] == np.arange(size)).astype(float)
     total = member.T @ np.where(known, values, 0.0) @ member
@@ -315,7 +324,7 @@ def embedding_distance(
     """Return the mean Wasserstein distance within a class between clients (FedATH, Fig. 1b).
 
     It is NaN if no two clients have a class in common. The paper names neither the order nor the
-    ground distance. Here they are 1 and Euclidean.
+    ground distance. Here the default order is 1, and the ground distance is Euclidean.
     """
     if order not in (1, 2) or samples < 1:
         advice = "order is 1 or 2, samples at least 1"

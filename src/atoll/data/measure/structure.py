@@ -138,7 +138,7 @@ def compare_with_random(
 
 @lru_cache(maxsize=8)
 def walk_patterns(steps: int) -> tuple[tuple[int, ...], ...]:
-    """Return all anonymous walks of `steps` steps, sorted: 1, 2, 5, 15, 52, 203, ... of them."""
+    """Return all anonymous walks of `steps` steps, sorted: 1, 2, 5, 15 or 52 for 1 to 5 steps."""
     # An anonymous walk numbers nodes as they first appear: both a-b-a-c and x-y-x-z are 0102.
     walks: list[tuple[int, ...]] = [(0,)]
     for _ in range(steps):

@@ -1,7 +1,7 @@
 """One encoder for several owners of tables: the statistics that each sends, and the agreement.
 
-An owner sends no row. For a number it sends how many rows have one, their mean and the sum of the
-squared deviations; for a category the values that occur. Kinds and rules must be equal.
+An owner sends no row. For a number it sends at most how many rows have one, their mean and the sum
+of the squared deviations. For a category it sends the values. Kinds and rules must be equal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Agreed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The values that all owners use for one column."""
+    """The categories, or the scaling and the fill value, that all owners use for one column."""
 
     name: Text
     values: Values = ()
@@ -83,7 +83,7 @@ def needs(feature: Feature) -> str:
 
 
 def check_sums(features: Sequence[Feature]) -> None:
-    """Refuse a statistic that cannot be computed from sums."""
+    """Refuse columns that need a median, because owners agree only on sums."""
     for name in (feature.name for feature in features if needs(feature) == "order"):
         problem = f"column '{name}' needs a median, which owners cannot agree on by sums"
         ways = 'scale = "standard" or "range" and missing = "mean" in schema.toml'
@@ -91,7 +91,10 @@ def check_sums(features: Sequence[Feature]) -> None:
 
 
 def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None:
-    """Refuse, in a private run, values (and `numbers`) that the schema does not declare."""
+    """Refuse, in a private run, categories whose values the schema does not declare.
+
+    With `numbers` it must also declare the ranges of numbers.
+    """
     for feature in features:
         if (kind := needs(feature)) == "values" or (numbers and kind != "nothing"):
             told = "a private run tells no statistics of rows and no values of categories"
@@ -103,7 +106,11 @@ def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None
 
 
 def tell(feature: Feature, found: np.ndarray | None, values: tuple[str, ...] | None = None) -> Told:
-    """Return an owner's statistics of a column: of numbers (NaN if missing), or of `values`."""
+    """Return an owner's statistics of a column.
+
+    `found` are the numbers of its rows, NaN if missing. `values` are the values of a category, by
+    default those of the feature.
+    """
     rule = feature.rule
     choices = (rule.scale, rule.missing, rule.other, *rule.parts, rule.since, *map(str, rule.range))
     form = ", ".join(str(one) for one in (feature.kind, *choices) if one)
@@ -137,7 +144,10 @@ def feature_names(told: Sequence[Told], agreed: Sequence[Agreed]) -> list[str]:
 
 
 def agree(told: Mapping[str, Sequence[Told]]) -> tuple[Agreed, ...]:
-    """Return the common values of owners, which are given by name. Refuse different columns."""
+    """Return the agreement on each column. `told` has each owner's statistics by the owner's name.
+
+    Refuse owners whose columns or rules differ.
+    """
     (first, ones), *others = told.items()
     for name, twos in others:
         if [c.name for c in ones] != [c.name for c in twos]:
@@ -176,7 +186,10 @@ def _agreed(told: Sequence[Told]) -> Agreed:
 
 
 def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[Feature, ...]:
-    """Return own features with the agreed values. A declared category or range is unchanged."""
+    """Return own features with the agreed values. Declared categories and ranges stay.
+
+    Only the value that fills gaps of a declared range may be an agreed mean.
+    """
     if [f.name for f in features] != [a.name for a in agreed]:
         raise DataError("the agreed columns differ from the columns of the tables; agree again")
     taken = {"values": ("values",), "sums": ("centre", "spread", "fill"), "range": ("fill",)}

@@ -1,6 +1,7 @@
 """Conversion of the columns of a user's node table to arrays, without a loop over rows.
 
-Ids, labels and roles; numbers with a decimal comma, booleans, dates, and marks for missing values.
+The columns are ids, labels, roles, numbers (also with a decimal comma), booleans or dates. They may
+contain marks for missing values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "?", "-"}
-"""Common marks for a missing value. A label must not become a class of that name."""
+"""Common marks for a missing value, in lower case. A label that equals one is refused."""
 NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|NaN|inf|Inf))$"
 SPARSE_BELOW = 0.25
 """Share of non-zero features below which a CSR array takes at most half the memory."""
@@ -61,18 +62,18 @@ class Column:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether a column contains text."""
+    """Return whether a column of this type contains text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether a column contains numbers, booleans, or only missing values."""
+    """Return whether a column of this type contains numbers, booleans, or only missing values."""
     tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
     return any(test(kind) for test in tests)
 
 
 def clean_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Strip text and replace empty text by null. Other columns are unchanged."""
+    """Decode a dictionary column, strip text, and replace empty text by null."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not is_text(column.type):
@@ -108,7 +109,7 @@ def first_text(column: pa.ChunkedArray) -> int:
 
 
 def as_ids(column: Column) -> pa.ChunkedArray:
-    """Convert ids to int64 or text. Refuse fractions and dates."""
+    """Convert ids to int64 or text. Refuse fractions and other types."""
     values, kind = column.values, column.values.type
     if is_text(kind) or kind in (pa.null(), pa.uint64()):
         return values.cast(pa.large_string())
@@ -126,7 +127,7 @@ def lookup(column: pa.ChunkedArray, ids: pa.Array | pa.ChunkedArray) -> np.ndarr
 
 
 def as_numpy(column: pa.ChunkedArray) -> np.ndarray:
-    """Convert a column to int64, or to NumPy text that shares equal values."""
+    """Convert a column of integers to int64, and any other column to NumPy text."""
     if types.is_integer(column.type):
         return np.asarray(column, dtype=np.int64)
     column = column.cast(pa.large_string())
@@ -158,7 +159,7 @@ def label_values(labels: Column) -> pa.ChunkedArray:
 
 
 def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return class numbers, -1 for missing labels, and the names of the classes, sorted."""
+    """Return the class number of each row, -1 if missing, and the sorted names of the classes."""
     column, name = label_values(labels), labels.name
     distinct = sorted_values(column)
     names = tuple(str(value) for value in distinct.to_pylist())
@@ -191,7 +192,7 @@ def split_roles(given: Column) -> np.ndarray:
 
 
 def cleaned(column: Column, rule: Rule) -> Column:
-    """Replace marks for missing values by null, and decimal commas by points."""
+    """Replace the rule's marks for missing values by null, and decimal commas by points."""
     values = column.values
     if rule.empty:
         marks = pa.array(rule.empty, pa.large_string())
@@ -268,7 +269,7 @@ def seconds(column: Column, rule: Rule) -> np.ndarray:
 
 
 def date_part(instants: np.ndarray, part: str, since: str) -> np.ndarray:
-    """Return days since a day, or the time in a year, week or day as an angle, (N,) each."""
+    """Return days since the day `since`, or the time in a year, week or day as an angle, (N,)."""
     if part == "days":
         return np.asarray(instants / DAY - (date.fromisoformat(since) - date(1970, 1, 1)).days)
     if part == "year":

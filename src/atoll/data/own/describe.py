@@ -92,7 +92,10 @@ def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
 
 
 def describe(path: Path, schema: Path | None = None) -> Description:
-    """Examine every file of a folder of tables once. A schema answers questions in advance."""
+    """Examine every table of a folder. A schema answers questions in advance.
+
+    The default is the folder's `schema.toml`, if there is one.
+    """
     if not path.is_dir():
         raise DataError(f"'{path}' is no folder; give one with nodes.csv and edges.csv")
     own = path / "schema.toml"
@@ -138,7 +141,10 @@ def describe(path: Path, schema: Path | None = None) -> Description:
 
 
 def _read(file: TableFile, found: Description) -> pa.Table:
-    """Read all columns of a table, of CSV as text, or an empty table if it is unreadable."""
+    """Read all columns of a table, those of CSV as text.
+
+    If it is unreadable, add a problem and return an empty table.
+    """
     try:
         names = [name for name in file.columns() if name]
         return file.read(names, names)
@@ -174,7 +180,10 @@ def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> 
 def _find_id(
     edges: TableFile, nodes: pa.Table, known: Schema, found: Description, file: str
 ) -> None:
-    """Ask about the column whose values the edges name. Without one, the id remains open."""
+    """Make the column whose values most edges name the id, and ask about it.
+
+    Without such a column, ask for one.
+    """
     table, best = _read(edges, Description({}, {}, {})), ("", 0.5)
     usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])
     ends = known.source or next(usual, None)
@@ -356,7 +365,7 @@ def look_at(column: Column, wish: Rule) -> Look:
 
 
 def _guess(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
-    """Set the kind of a column that the schema does not mention."""
+    """Set the kind of a column whose kind the schema does not name."""
     kind, wish = texts.type, look.rule
     if types.is_boolean(kind):
         look.rule = replace(wish, kind="boolean")
@@ -432,7 +441,7 @@ def _identity(look: Look, distinct: pa.Array) -> None:
 
 
 def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
-    """Count values that do not fit the kind that the schema names."""
+    """Ask about values that do not fit the kind that the schema names."""
     kind, bad = look.rule.kind, np.zeros(len(texts), dtype=bool)
     if kind == "category" and look.rule.values and look.rule.other is None:
         bad = ~np.isin(texts.cast(pa.string()).to_pylist(), look.rule.values)
@@ -450,7 +459,7 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
 
 
 def _gaps(look: Look) -> None:
-    """Ask about rows without a value, unless the schema decides."""
+    """Ask about rows without a value, unless the schema says how to fill them."""
     if look.rule.kind == "text" or look.rule.missing not in (None, "refuse"):
         return
     values = convert.cleaned(look.column, look.rule).values

@@ -51,7 +51,7 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
 
 
 def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Convert edge weights to float32. Refuse negative and infinite ones."""
+    """Convert edge weights to float32. Refuse negative, infinite and missing ones."""
     with np.errstate(over="ignore"):
         weight = values.astype(np.float32)
     bad = ~(np.isfinite(weight) & (weight >= 0))
@@ -64,7 +64,10 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
 
 
 def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
-    """Sort edges by (source, target), and handle loops, duplicates and directions."""
+    """Return edges, sorted by (source, target), and weights.
+
+    The schema decides on loops, duplicates and directions.
+    """
     report, schema = loading.report, loading.schema
     looped, repeated = schema.self_loops or "drop", schema.duplicate_edges or "drop"
     loops = ends.source == ends.target
@@ -106,7 +109,7 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
 
 
 def _keys(source: np.ndarray, target: np.ndarray, n: int) -> np.ndarray:
-    """Encode edges as source * N + target, in place, so that sorting needs little memory."""
+    """Encode each edge as the number source * n + target, so that sorting needs little memory."""
     keys = source.astype(np.int64)
     keys *= n
     keys += target
@@ -140,7 +143,10 @@ def read_edges(
     loading: Loading,
     places: Sequence[np.ndarray] | None = None,
 ) -> Ends:
-    """Read the edges of all parts, as indices over all nodes, or as the given places."""
+    """Read the edges of all parts. The nodes of all parts are numbered in one sequence.
+
+    With `places`, places[i][j] is the number of the j-th of `ids[i]` instead.
+    """
     found: list[Ends] = []
     start = 0
     for number, (part, own) in enumerate(zip(parts, ids, strict=True)):

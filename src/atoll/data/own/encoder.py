@@ -32,7 +32,8 @@ MOSTLY = "most of its values are numbers and the column is a number"
 class Feature:
     """The conversion of one column of a table to columns of the feature matrix.
 
-    A number v becomes (v - centre) / spread, after its logarithm if the scale is "log".
+    A number v becomes (v - centre) / spread. With the scale "log", sign(v) log(1 + |v|) replaces v
+    first. With the scale "range" the result is clipped to -1 to 1.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Feature:
     centre: float = 0.0
     spread: float = 1.0
     fill: float = 0.0  # replaces a missing number, in its own unit
-    # Values that are too rare to be sent. They count as `rule.other`, even in another party's list.
+    # Values that are too rare to be sent. They count as `rule.other`, also if `values` lists them.
     rare: tuple[str, ...] = ()
     # Centre, spread and fill of each client, if clients have their own.
     by_client: dict[str, tuple[float, float, float]] = field(default_factory=dict)
@@ -69,7 +70,10 @@ class Feature:
         return f"train again with {_ways(self.kind)}, because {says}"
 
     def measured(self, column: Column) -> np.ndarray:
-        """Convert a column to numbers, booleans or timestamps, before scaling. Missing: NaN."""
+        """Convert a column to numbers, booleans or timestamps, (N,) float64. Missing: NaN.
+
+        With the scale "log" these are the logarithms. They are not yet centred.
+        """
         gaps = self.rule.missing not in (None, "refuse")
         column = convert.cleaned(column, self.rule)
         if not gaps:
@@ -125,7 +129,7 @@ class Feature:
         return convert.date_part(found, "days", str(self.rule.since)) if days else found
 
     def places(self, column: Column) -> np.ndarray:
-        """Return the index of each row's category among the known values, (N,) int32."""
+        """Return the place of each row's category among `names`, (N,) int32."""
         column = convert.cleaned(column, self.rule)
         if self.rule.missing != OWN_CATEGORY:
             column = column.complete(self.again)
@@ -179,7 +183,7 @@ class Encoder:
         return tuple(name for feature in self.features for name in feature.names)
 
     def of_client(self, name: str) -> Encoder:
-        """Return the encoder of one client, if clients have their own statistics."""
+        """Return the encoder with one client's statistics, if clients have their own."""
         every = [f for f in self.features if f.by_client]
         if every and name not in every[0].by_client:
             known = quoted_list(every[0].by_client, 4)
@@ -193,7 +197,7 @@ class Encoder:
     def transform(
         self, columns: Mapping[str, Column], clients: np.ndarray | None = None
     ) -> np.ndarray | sp.csr_array:
-        """Return the features of a table, (N, D) float32, as CSR if most of them are zero."""
+        """Return the features of a table, (N, D) float32, as CSR if under a quarter is non-zero."""
         made = [feature.encoded(columns[feature.name], clients) for feature in self.features]
         rows, width = len(made[0]), len(self.names)
         filled = [np.count_nonzero(m) if m.dtype == np.float32 else rows for m in made]
@@ -348,7 +352,7 @@ def _ways(kind: str) -> str:
 
 
 def _kind(column: Column, rule: Rule, roles: NodeRoles) -> Kind:
-    """Infer the kind of a column without a rule. Refuse an ambiguous type."""
+    """Infer the kind of a column whose rule names none. Refuse an ambiguous type."""
     name, kind = column.name, column.values.type
     if name in roles.categories:
         return "category"

@@ -11,13 +11,16 @@ from atoll.data.own.columns import Column
 from atoll.data.own.rules import Rule
 
 TELLING = 0.95  # least AUC of one column that seems to leak the label
-CERTAIN, CAUGHT = 0.99, 0.25  # or least certainty, and least share of a class
+CERTAIN, CAUGHT = 0.99, 0.25  # or least probability, and least share of a class that reaches it
 LEAST = 10  # fewest labelled rows of a class for a test
 SAMPLE = 20_000  # most labelled rows that a column is tested on
 
 
 def telling(column: Column, rule: Rule, y: np.ndarray) -> str:
-    """Return how this column leaks the label, by a cross-validated small tree, or ""."""
+    """Return how a small tree on this column predicts the label, or "" if it predicts too little.
+
+    The predictions are cross-validated.
+    """
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.tree import DecisionTreeClassifier

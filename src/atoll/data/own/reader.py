@@ -44,7 +44,7 @@ def load_own(
     encoder: Encoder | None = None,
     telling: int = 0,
 ) -> tuple[Source, OwnReport]:
-    """Load a user's graph. Errors name the place in a file and what to do.
+    """Load a user's graph. Return it and a report. Errors name the place in a file and a remedy.
 
     Args:
         path: A folder with `nodes` and `edges` as CSV or Parquet. Or a folder of such folders, one
@@ -52,9 +52,10 @@ def load_own(
             PyG `Data` or a dict of tensors. Or a GraphML file.
         schema: A TOML file with the roles of columns. The default is `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
-        encoder: The encoder of an earlier run, which the tables must fit. By default it is fitted.
-        telling: Fewest rows of a category value that is sent to others. Above 0, the report
-            contains the statistics that a site sends.
+        encoder: The encoder of an earlier run, which tables must fit. By default tables fit a new
+            one. Other files ignore it.
+        telling: Fewest rows of a category value that is sent to others. Above 0, the report on
+            tables contains the statistics that a site sends.
     """
     path, options = Path(path), options or OwnOptions()
     if not path.exists():
@@ -114,11 +115,11 @@ def from_networkx(
     schema: Schema | str | Path | None = None,
     options: OwnOptions | None = None,
 ) -> tuple[Source, OwnReport]:
-    """Load a NetworkX graph.
+    """Load a NetworkX graph. Return it and a report.
 
-    The node attribute `label` is the label. `split` and `client` are used if present. Every other
-    attribute is a feature (texts become categories). The edge attribute `weight` is a weight.
-    Parallel edges are duplicate edges.
+    Without a schema, node attributes have the roles of columns with their names: `label` (or `y`),
+    `split`, `client` and `owner`. Every other attribute is a feature, and texts become categories.
+    The edge attribute `weight` is a weight. Parallel edges are duplicate edges.
     """
     options = options or OwnOptions()
     loading = Loading(_schema(schema, options), options)
@@ -302,7 +303,7 @@ def load_new(
     old: Source | None = None,
     client: str | None = None,
 ) -> tuple[Source, OwnReport]:
-    """Read the tables in a folder with the encoder of the training tables.
+    """Read the tables in a folder with the encoder of the training tables. Return graph and report.
 
     With the training graph `old` the result is one graph, and the old nodes come first. An edge of
     the new tables may then join new and old nodes. If clients use the same ids, the edges of a
@@ -341,7 +342,10 @@ def _check_schema(path: Path, trained: Schema, options: OwnOptions) -> None:
 def _with_old(
     parts: Sequence[Part], ids: Sequence[pa.ChunkedArray], old: Source, client: str | None
 ) -> tuple[list[pa.ChunkedArray], list[np.ndarray]]:
-    """Return the ids that each part's edges may name, its own and old ones, and their places."""
+    """Return, for each part, the ids that its edges may name, and the node number of each.
+
+    These are the part's own ids and the ids of old nodes.
+    """
     if "id" not in old.columns:
         raise DataError(f"the nodes of '{old.name}' have no ids, so that no edge can name them")
     known, owner = pa.array(old.columns["id"]), old.columns.get("client")

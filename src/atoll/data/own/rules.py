@@ -64,7 +64,10 @@ class Rule:
         return replace(other, **{name: value for name, value in given.items() if value})
 
     def settled(self, kind: str, scale: str | None, missing: str | None) -> Rule:
-        """Return every choice for a column of this kind. The arguments are the table's defaults."""
+        """Return the rule with every choice made, for a column of this kind.
+
+        `scale` and `missing` are the table's defaults.
+        """
         fill = self.missing or missing or "refuse"
         if kind == "category":
             fill = fill if fill == "refuse" else OWN_CATEGORY
@@ -116,7 +119,7 @@ def _range(value: object, where: str) -> tuple[float, ...]:
 
 
 def check_rule(rule: Rule, where: str) -> None:
-    """Refuse keys that contradict each other."""
+    """Refuse keys that contradict each other, a repeated value, and a wrong day."""
     for key, kinds in SUITS.items():
         if getattr(rule, key) and rule.kind is not None and rule.kind not in kinds:
             problem = f"gives {key}, which is for a {' or a '.join(kinds)}"

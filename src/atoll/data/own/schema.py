@@ -50,10 +50,10 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """How to treat irregular rows of a user's graph.
+    """The user's options for loading a graph.
 
-    In an undirected graph a-b and b-a are one edge. The choices "drop", "sum" and "count" of
-    `duplicate_edges` merge them. "error" allows them, because many files list both directions.
+    In an undirected graph a-b and b-a are one edge. Every choice of `duplicate_edges` except "keep"
+    merges them. "error" refuses only a repeated a-b, because many files list both directions.
     None uses the schema, whose default is an undirected graph without loops and duplicates.
     """
 
@@ -65,7 +65,7 @@ class OwnOptions:
     self_loops: str | None = None  # "drop", "keep" or "error"
     # "drop" (keeps the first), "keep", "sum" (of weights), "count" (as the weight) or "error"
     duplicate_edges: str | None = None
-    max_categories: int = 1000  # most distinct texts of one column
+    max_categories: int = 1000  # most distinct texts of one column, and most classes
     scale: str | None = None  # of numbers without a rule: a name from `rules.SCALES`
     missing: str | None = None  # of columns without a rule: a name from `rules.FILLS`
     columns: Mapping[str, Rule] = field(default_factory=dict)  # these override the schema's
@@ -118,7 +118,7 @@ class Schema:
     columns: dict[str, Rule] = field(default_factory=dict)
 
     def with_options(self, options: OwnOptions) -> Schema:
-        """Return the schema with the options' choices about columns, checked."""
+        """Return the schema, overridden by the choices of the options, checked."""
         rules = dict(self.columns)
         for name, rule in options.columns.items():
             rules[name] = rule.over(rules.get(name, Rule()))

@@ -39,7 +39,7 @@ class TableFile:
         return Rows(self.name, self.where)
 
     def columns(self) -> list[str]:
-        """Return the header. Refuse an empty or unreadable file, and repeated column names."""
+        """Return the column names. Refuse an empty or unreadable file, and repeated names."""
         if self.is_csv:
             names = [name.strip() for name in self._header()]
         else:
@@ -67,7 +67,7 @@ class TableFile:
         return self._cleaned(table, names)
 
     def batches(self, ends: Sequence[str], weight: str | None) -> Iterator[pa.Table]:
-        """Yield the columns of an edge table, about a million rows at a time, to save memory."""
+        """Yield the columns of an edge table in blocks of rows, to save memory."""
         names = [*ends, *([weight] if weight else [])]
         if self._only_header():
             return
@@ -170,7 +170,7 @@ class TableFile:
             raise self._unreadable(problem) from None
 
     def _explain(self) -> None:
-        """Read again, slowly, and raise the error that stopped the fast reader."""
+        """Read a CSV file again, slowly. Raise an error if text or a row's length is wrong."""
         with self.path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
                 try:
@@ -203,7 +203,7 @@ class Part:
 
 
 def find_parts(folder: Path) -> list[Part]:
-    """Return the folder itself, or its sub-folders sorted by name, one per client."""
+    """Return the tables of the folder itself, or those of its sub-folders, one per client."""
     if _table(folder, "nodes") is not None:
         return [_part(folder, None)]
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] not in "._")

@@ -19,8 +19,8 @@ from atoll.data.partition.communities import Parts, members
 from atoll.data.source import GraphSet, Source
 
 Recipe = Callable[..., Parts]
-"""(source, clients, seed, *, options) -> the ids of each client. Keyword-only = its options."""
-TRIES = 100  # OpenFGL's number
+"""(source, clients, seed, *, options) -> the ids of each client."""
+TRIES = 100  # draws of `dirichlet` before it gives up, as in OpenFGL
 NUMBERS = (float, np.floating, np.datetime64)  # types that may be NaN
 CHUNK = 50  # graphs that GCFL assigns in file order before it draws
 
@@ -82,7 +82,7 @@ def divide(
 
 
 def random(source: Source | GraphSet, clients: int, seed: int) -> Parts:
-    """Draw the same number, give or take one, for every client uniformly."""
+    """Distribute nodes (or graphs) uniformly at random. Clients' sizes differ by at most one."""
     order = np.random.default_rng(seed).permutation(len(source.y))
     return [np.sort(ids) for ids in np.array_split(order, clients)]
 
@@ -113,8 +113,12 @@ def column(source: Source, clients: int | None, seed: int, *, name: str | None =
 def dirichlet(
     source: Source | GraphSet, clients: int, seed: int, *, alpha: float = 10.0, least: int = 5
 ) -> Parts:
-    """Skew labels: divide each class by Dirichlet(alpha), repeated until all have `least`."""
-    # A small alpha is skewed, a large one even. Unknown labels count as one more class.
+    """Skew labels: divide each class among clients by shares from Dirichlet(alpha).
+
+    Draw again, at most 100 times, until every client has at least `least` members.
+    """
+    # A small alpha is skewed, a large one even. A client that has its fair share gets no further
+    # class. Unknown labels count as one more class.
     spec.check_whole("least", least, 1)
     spec.check_positive("alpha", alpha)
     count = len(source.y)

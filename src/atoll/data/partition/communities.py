@@ -27,12 +27,16 @@ class PackingRule:
     full: int  # a client with this many members gets no more
     no_room: NoRoom  # chooses the client for a group that fits nowhere
     least: int = 1  # a client with fewer members is topped up at the end
-    duplicates: bool = False  # such a group is stored twice (the fault of FedGTA's code)
+    duplicates: bool = False  # store a group that fits nowhere twice (the fault of FedGTA's code)
 
 
 def louvain(source: Source, clients: int, seed: int, *, delta: int = 20) -> Parts:
-    """Pack seeded Louvain communities of the simple graph to about N/K ± delta per client."""
-    # The first clients may take more than their share. Each client gets at least half of it.
+    """Pack seeded Louvain communities into clients of about N/K nodes, for N nodes and K clients.
+
+    Communities are cut to N/K - delta nodes. A client takes a group while its nodes stay below
+    N/K + delta. If delta is above a quarter of N/K, it is reduced to that.
+    """
+    # A group without room goes to the smallest client. Each client gets at least half of N/K.
     check_whole("delta", delta, 0)
     target = source.num_nodes // clients
     # The public rule never ends if N/K <= delta. A quarter of N/K also cuts few communities.
@@ -59,7 +63,7 @@ def louvain_fedtad(
 
 
 def louvain_fedgta(source: Source, clients: int, seed: int, *, compat: str | None = None) -> Parts:
-    """FedGTA and AdaFGL: python-louvain, clients of N/K + 1 nodes."""
+    """FedGTA and AdaFGL: python-louvain, clients of about N/K + 1 nodes (N nodes, K clients)."""
     # `compat="duplicates"` restores its fault: a group that fits nowhere is stored twice.
     check_compat(compat, "duplicates")
     target = source.num_nodes // clients
@@ -83,7 +87,10 @@ def _public_rule(
 
 
 def louvain_plus(source: Source, clients: int, seed: int) -> Parts:
-    """OpenFGL, seeded: communities in one KMeans cluster of label histograms form a client."""
+    """OpenFGL: Louvain communities whose label histograms are in one KMeans cluster form a client.
+
+    The seed is that of KMeans.
+    """
     # It simulates owners with similar interests, and reads every label for that, including test
     # labels. Sizes can be very uneven.
     communities = groups_of(scikit_louvain(source.undirected_simple(), None))
@@ -91,7 +98,7 @@ def louvain_plus(source: Source, clients: int, seed: int) -> Parts:
 
 
 def metis_plus(source: Source, clients: int, seed: int, *, communities: int = 100) -> Parts:
-    """OpenFGL with METIS: `communities` parts, or one per two nodes in a small graph."""
+    """As `louvain_plus`, with METIS: `communities` parts, at most one per two nodes."""
     check_whole("communities", communities, 1)
     count = min(communities, max(1, source.num_nodes // 2))
     parts = groups_of(metis_labels(source, count, None))
@@ -249,14 +256,15 @@ def smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
 
 
 def stay(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """Return the client at the cursor, where a full turn ends."""
+    """Return the client at the cursor, as FedGTA's code does after a full turn."""
     return int(open_clients[cursor])
 
 
 def mistaken_smallest(sizes: np.ndarray, open_clients: np.ndarray, cursor: int) -> int:
-    """Return the choice of OpenFGL and FedTAD instead of `smallest`, after 1001 cursor steps."""
-    # Their search compares the size at the cursor, which it moves itself, so each comparison is
-    # one client late: sizes 5, 3, 9 with the cursor on 9 give 9.
+    """Return the client that OpenFGL and FedTAD choose by mistake instead of the smallest one."""
+    # Their search begins after 1001 steps of the cursor. It compares the size at the cursor, which
+    # it moves itself, so each comparison is one client late: sizes 5, 3, 9 with the cursor on 9
+    # give 9.
     open_sizes = sizes[open_clients]
     seen, least = (cursor + 1001) % len(open_sizes), np.inf
     for candidate in range(len(open_sizes)):
@@ -307,7 +315,7 @@ def members(owner: np.ndarray, clients: int) -> Parts:
 
 def top_up(parts: Sequence[np.ndarray], least: int = 1) -> Parts:
     """Move last members of the currently largest clients to clients with fewer than `least`."""
-    # If `least` is at most half of the mean size, each client ends with that many.
+    # If `least` is at most half of the mean size, each client ends with at least that many.
     result = list(parts)
     for client in range(len(result)):
         if len(result[client]) < least:

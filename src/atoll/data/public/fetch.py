@@ -73,7 +73,8 @@ def check(
 ) -> list[tuple[str, bool, str | None]]:
     """Return for each data set its name, whether all its files exist, and its first problem.
 
-    The problem is a missing file, an error, or a count that differs, and None if there is none.
+    The problem is a missing file, an error, or a count that differs. It is None if there is none,
+    and also if all files are missing.
     """
     base = registry.data_root(root)
     report: list[tuple[str, bool, str | None]] = []
@@ -99,7 +100,7 @@ def check(
 
 
 def counts(data: Source | GraphSet) -> dict[str, int]:
-    """Count the numbers that `DatasetInfo` publishes."""
+    """Return the counts of loaded data, named as the fields of `DatasetInfo`."""
     nodes, features = data.x.shape
     return {
         "nodes": int(nodes),
@@ -111,7 +112,7 @@ def counts(data: Source | GraphSet) -> dict[str, int]:
 
 
 def _download(url: str, target: Path) -> bool:
-    """Download an address to a file. Return False if it does not exist."""
+    """Download an address to a file. Return False if the server has no such address."""
     request = urllib.request.Request(url, headers={"User-Agent": "atoll"})
     try:
         reply = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
@@ -134,7 +135,10 @@ def _download(url: str, target: Path) -> bool:
 
 
 def _from_mirror(info: DatasetInfo, mirror: str, work: Path, progress: Progress) -> None:
-    """Unpack `NAME.tar.xz` of a folder or an address into `new`, and check `SHA256SUMS`."""
+    """Unpack `NAME.tar.xz` of a folder or an address into the folder `new` of `work`.
+
+    If the mirror's `SHA256SUMS` lists the archive, check its hash first.
+    """
     scheme, is_url, _ = mirror.partition("://")
     if is_url and scheme.lower() not in ("http", "https"):
         raise ConfigError(f"the mirror {mirror} is neither a folder nor an http(s) address")

@@ -1,6 +1,7 @@
 """Readers of raw files of the most used sets, without PyG, whose import takes seconds.
 
-Each reader returns the same arrays as PyG's class, bit for bit. Tests compare them.
+Each reader returns the arrays of PyG's class, bit for bit. Tests compare them. Only the features of
+a TUDataset with node attributes differ (`tu_dataset`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def planetoid(home: Path, label: str) -> Arrays:
-    """Cora, CiteSeer and PubMed with the published split."""
+    """Read Cora, CiteSeer or PubMed with the published split."""
     import scipy.sparse as sp
 
     check_pickles(home)
@@ -48,7 +49,7 @@ def planetoid(home: Path, label: str) -> Arrays:
         with (home / "raw" / f"{start}{name}").open("rb") as file:
             parts[name] = _Unpickler(file, encoding="latin1").load()
     tests = np.loadtxt(home / "raw" / f"{start}test.index", dtype=np.int64)
-    # CiteSeer has nodes that occur nowhere. They have no words, and class 0.
+    # Some numbers of CiteSeer's test nodes are in no file. These nodes get no words, and class 0.
     first, rows = len(parts["ally"]), np.full(int(tests.max()) + 1, -1)
     rows[:first], rows[tests] = np.arange(first), first + np.arange(len(tests))
     empty = sp.csr_matrix((1, parts["tx"].shape[1]))  # the last row, which is index -1
@@ -63,13 +64,13 @@ def planetoid(home: Path, label: str) -> Arrays:
 
 
 def shchur(home: Path, label: str) -> Arrays:
-    """Computers, Photo, CS and Physics."""
+    """Read Computers, Photo, CS or Physics, which have no published split."""
     import scipy.sparse as sp
 
     (path,) = (home / "raw").glob("*.npz")
     with np.load(path) as file:
         names = [f"{kind}_{part}" for kind in ("attr", "adj") for part in (*SPARSE, "shape")]
-        parts = {name: file[name] for name in (*names, "labels")}  # the names of words are pickles
+        parts = {name: file[name] for name in (*names, "labels")}  # other arrays are pickles
     x, links = (
         sp.csr_array(
             tuple(parts[f"{kind}_{part}"] for part in SPARSE), shape=parts[f"{kind}_shape"]
@@ -90,7 +91,11 @@ def _simple(edges: np.ndarray) -> np.ndarray:
 
 
 def tu_dataset(home: Path, label: str) -> dict[str, np.ndarray]:
-    """Return edges, each graph's first node and, if they exist, the nodes' features and labels."""
+    """Return `edges`, `node_ptr` and, if the set has them, `x` and the graphs' classes `y`.
+
+    Graph g has the nodes node_ptr[g] to node_ptr[g + 1] - 1. The features `x` are one-hot node
+    labels, as in GCFL. Node attributes are read only if there are no node labels.
+    """
 
     def read(name: str, dtype: type) -> np.ndarray | None:
         path = home / "raw" / f"{label}_{name}.txt"
@@ -101,7 +106,6 @@ def tu_dataset(home: Path, label: str) -> dict[str, np.ndarray]:
     assert graphs is not None
     sizes = np.bincount(graphs[:, 0] - 1)
     found = {"edges": _simple(links.T - 1), "node_ptr": np.concatenate([[0], np.cumsum(sizes)])}
-    # As in GCFL: one-hot labels without attributes.
     if (labels := read("node_labels", np.int64)) is not None:
         columns = (labels - labels.min(axis=0)).T
         blocks = [one[:, None] == np.arange(one.max() + 1) for one in columns]

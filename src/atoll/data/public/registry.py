@@ -58,7 +58,7 @@ class DatasetInfo:
 
     @property
     def by_atoll(self) -> bool:
-        """Whether Atoll itself reads the raw files, without a downloading class of PyG or OGB."""
+        """Whether only a loader of Atoll, and no class of PyG or OGB, reads the set."""
         return self.loader == "structure" or self.name in TABLES
 
     @property
@@ -77,7 +77,7 @@ def _read_text(name: str) -> str:
 
 
 _LOADERS = tomllib.loads(_read_text("loaders.toml"))
-"""How each class of PyG or OGB finds its raw files. The file explains the fields."""
+"""How each loader finds its raw files, by its name. `loaders.toml` explains the fields."""
 
 
 def _make_info(row: Mapping[str, str]) -> DatasetInfo:
@@ -111,13 +111,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "biochem": _BIOCHEM,
     "mix": (*_BIOCHEM, "COLLAB", "IMDB-BINARY", "IMDB-MULTI"),
 }
-"""GCFL's groups: one data set per client."""
+"""GCFL's groups of data sets. In a federation each set is one client."""
 
 _BY_LOWER = {name.lower(): info for name, info in DATASETS.items()}
 
 
 def sets_of_group(name: str) -> tuple[str, ...]:
-    """Return the data sets of a group, by its name or as "PROTEINS+MUTAG", otherwise ()."""
+    """Return the sets of a group, named as in `GROUPS` or as "PROTEINS+MUTAG". Otherwise ()."""
     if name.lower() in GROUPS:
         return GROUPS[name.lower()]
     parts = [_BY_LOWER.get(part) for part in name.lower().split("+")]
@@ -147,7 +147,7 @@ def parse_name(text: str) -> tuple[str, dict[str, Value]]:
 
 
 def plain_name(text: str) -> str:
-    """Return a name without its options, for known and unknown names."""
+    """Return a known or unknown name without its options. A `tu:` name keeps its options."""
     return text if text.lower().startswith("tu:") else text.partition(":")[0]
 
 
@@ -192,9 +192,10 @@ def load_dataset(
 ) -> Source | GraphSet:
     """Load a public data set (one graph, or a set of graphs) from its raw files. Never download.
 
-    Edges stay as published, directed or not. The features of a set of graphs are node labels, else
-    attributes, else degrees ("own"), or always one-hot degrees ("degree"). The largest degree with
-    a separate column is `max_degree`. The default is the published value, else the set's largest.
+    Edges stay as PyG, OGB or the loader in `TABLES` returns them, directed or not. The features of
+    a set of graphs are node labels, else attributes, else degrees ("own"), or always degrees
+    ("degree"). Degrees are one-hot, and all degrees from `max_degree` on share a column. The
+    default of `max_degree` is that of `DatasetInfo`, else the set's largest degree.
     """
     info, base = dataset_info(name), data_root(root)
     check_name("value of features", features, FEATURES)
@@ -264,7 +265,10 @@ def _source(info: DatasetInfo, dataset: InMemoryDataset, split_index: int) -> So
 
 
 def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray | None:
-    """Convert train, validation and test masks, one column per split, to an array of roles."""
+    """Convert train, validation and test masks to an array of roles, or to None without masks.
+
+    Masks with two dimensions have one column per split, and `index` selects it.
+    """
     count = max((mask.shape[1] if mask.ndim == 2 else 1 for mask in masks), default=1)
     if not 0 <= index < count:
         advice = f"its splits are 0 to {count - 1}"
@@ -279,7 +283,7 @@ def _roles(info: DatasetInfo, masks: list[np.ndarray], index: int) -> np.ndarray
 
 
 def _structure(info: DatasetInfo, home: Path, split_index: int) -> Source:
-    """Load the topology of ogbn-arxiv, which OGB's class refuses without its features."""
+    """Load ogbn-arxiv without node features, which OGB's class refuses."""
 
     def column(file: str) -> np.ndarray:
         return np.loadtxt(home / file, dtype=np.int64, delimiter=",", ndmin=2)

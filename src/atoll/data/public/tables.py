@@ -1,7 +1,8 @@
 """Public tables with graphs that no class of PyG reads: AMLSim, NIFTY's two and MUSAE's Twitch.
 
 Each loader takes the folder of the raw files, and its options as keyword-only arguments. Columns
-are standardised over all nodes. A column that leaks the label is excluded unless `leaking`.
+are standardised over all nodes, except for Twitch, whose features are 0 or 1. A column that leaks
+the label is excluded unless the option `leaking` of its loader is true.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from atoll.data.source import Source, both_directions
 from atoll.data.spec import check_flag
 
 COUNTRIES = ("DE", "ENGB", "ES", "FR", "PTBR", "RU")
-GAMES = 3170  # features of Twitch users: games, location and habits
+GAMES = 3170  # number of features of Twitch users: games, location and habits
 SECOND_COHORT = 9327  # the first row of bail's 1980 cohort
 NEAR = 0.6  # NIFTY's threshold for bail
 
@@ -42,8 +43,10 @@ def _standardised(columns: Sequence[np.ndarray]) -> np.ndarray:
 def amlsim(home: Path, *, features: str = "own", leaking: bool = False) -> Source:
     """Load accounts of IBM's simulator with their timed transfers. Class 1 is fraud.
 
-    "own" is the initial balance. "transfers" adds each account's counts and sums of transfers of
-    all times, so the column `first` for splits in time is then excluded. `leaking` adds fraudStep.
+    With `features` "own" the feature is the initial balance. "transfers" adds the counts and sums
+    of an account's transfers of all times. The column `first`, the time of the first transfer, is
+    then excluded, because these features disclose the future of a split in time. `leaking` adds
+    the feature fraudStep.
     """
     check_name("value of features", features, ("own", "transfers"))
     check_flag("leaking", leaking)
@@ -96,7 +99,8 @@ def bail(home: Path, *, leaking: bool = False) -> Source:
     """Load released prisoners, joined by similarity. Class 1 returned to prison.
 
     The published edges are built from distances that include TIME, which leaks the label. By
-    default the same rule builds them without TIME. `leaking` keeps TIME and the published edges.
+    default `similar` builds the edges by the same rule without TIME. `leaking` keeps TIME and the
+    published edges.
     """
     check_flag("leaking", leaking)
     table = _read(home / "raw/bail.csv")
@@ -122,7 +126,11 @@ def _published_edges(path: Path, nodes: int) -> np.ndarray:
 
 
 def similar(rows: np.ndarray, near: float) -> np.ndarray:
-    """Join similar rows as NIFTY does: similarity above `near` times a row's largest."""
+    """Join similar rows as NIFTY does, and return the edges in both directions.
+
+    The similarity of two rows is 1 / (1 + distance). A row is joined to every row whose similarity
+    is above `near` times its largest similarity.
+    """
     from sklearn.neighbors import KDTree  # SciPy's crashed on this table on one machine
 
     tree = KDTree(rows)
@@ -136,7 +144,7 @@ def similar(rows: np.ndarray, near: float) -> np.ndarray:
 
 
 def twitch(home: Path) -> Source:
-    """Load Twitch users in six countries, each a client. Class 1 streams for adults only."""
+    """Load Twitch users. Their country is the column `client`. Class 1 streams mature content."""
     import scipy.sparse as sp
 
     labels, edges, users, games, start = [], [], [], [], 0
@@ -152,7 +160,7 @@ def twitch(home: Path) -> Source:
         games += [game for user in numbers.tolist() for game in chosen[user]]
         start += numbers.size
     place = np.concatenate(users), np.asarray(games)
-    # A game that occurs twice at a user counts once.
+    # A game that a user has twice counts once.
     x = sp.csr_array(
         sp.coo_array((np.ones(place[0].size), place), (start, GAMES)), dtype=np.float32
     )

@@ -1,4 +1,4 @@
-"""Untrusted input: bytes, pickles, archives, and loaders of PyG and OGB, without downloads."""
+"""Untrusted input: checksums, pickles, archives, and raw files that PyG's or OGB's classes read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_BYTES = 4 * 2**30
 MAX_MEMBERS = 10_000  # most files and folders in one archive; the largest known set has 22
 MAX_READ = 64 * 2**20  # most bytes that one header may make the reader hold in memory
 IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
-"""Errors of impossible names: too long, below a file, or of a folder."""
+"""Error numbers of names that cannot be created: too long, below a file, or a folder's name."""
 OGB_CLASS = "PygNodePropPredDataset"
 WORK_PREFIX = ".atoll-work-"
 STALE_SECONDS = 24 * 3600
@@ -49,7 +49,7 @@ def parse_sums(text: str) -> dict[str, str]:
 PUBLISHED = parse_sums(
     resources.files("atoll.data.public").joinpath("published.sha256").read_text(encoding="utf-8")
 )
-"""SHA-256 of published raw files, by file name, as far as they were checked with real bytes."""
+"""SHA-256 of published raw files, by file name. `check_published` accepts any file not listed."""
 
 _PICKLED_NAMES = {
     # Planetoid's files, written by Python 2, name only these. None of them runs code.
@@ -116,7 +116,10 @@ class _BoundedXZ(lzma.LZMAFile):
 
 
 def unpack(archive: Path, target: Path, inside: PurePosixPath) -> None:
-    """Unpack a `.tar.xz` below `target`, empty and private. It may only fill `inside`."""
+    """Unpack a `.tar.xz` into `target`, an empty private folder.
+
+    Refuse an archive with files outside of the sub-folder `inside`.
+    """
     total = 0
     try:
         with _BoundedXZ(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
@@ -182,7 +185,7 @@ def _host() -> str:
 
 
 def _is_stale(entry: Path) -> bool:
-    """Return whether the process that made this work folder is gone."""
+    """Return whether a work folder is over a day old, or its process has ended."""
     try:
         if time.time() - entry.stat().st_mtime > STALE_SECONDS:
             return True
@@ -201,7 +204,7 @@ def _is_stale(entry: Path) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress another package's prints and warnings, except the one that matters."""
+    """Suppress another package's prints and warnings. One warning becomes an error."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # After this warning PyG would unpickle the cache without any restriction.
@@ -210,7 +213,7 @@ def quiet() -> Iterator[None]:
 
 
 def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryDataset]:
-    """Return a PyG or OGB class with the given methods replaced."""
+    """Return a subclass of a PyG or OGB class with the given methods replaced."""
     if loader == OGB_CLASS:
         try:
             with _no_version_check():
@@ -241,9 +244,12 @@ def _no_version_check() -> Iterator[None]:
 def open_raw(
     loader: str, arguments: Mapping[str, str | bool], root: Path, home: Path
 ) -> Iterator[InMemoryDataset]:
-    """Let a PyG or OGB class read raw files. `home`, at or below its `root`, contains `raw/`."""
-    # The class unpickles a cache that it makes of them, so it gets a new folder. A cache next to
-    # the raw files is never opened.
+    """Yield the data set that a PyG or OGB class reads from raw files.
+
+    `home`, at or below the class's `root`, contains `raw/`.
+    """
+    # The class makes a cache of the raw files and unpickles it, so it gets a new folder. A cache
+    # next to the raw files is never opened.
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-")))
         _link_raw(home, work / home.relative_to(root))
@@ -266,7 +272,7 @@ def _refuse_download(_: object) -> None:
 
 
 def _link_raw(home: Path, other: Path) -> None:
-    """Make everything except the cache of `home` appear in `other`."""
+    """Link or copy the content of `home` into `other`, except caches and work folders."""
     other.mkdir(parents=True, exist_ok=True)
     for entry in home.iterdir():
         twin = other / entry.name
