@@ -24,7 +24,7 @@ from atoll.engines.recording import ROUND, KeyPart, NotRecordable, Tape, filled
 
 
 class Backend(ABC):
-    """The clients of a federation behind one engine, with their numbers, (K,), and the root key."""
+    """The clients of a federation behind one engine, with their numbers and the run's root key."""
 
     def __init__(self, federation: Sized, numbers: Tensor, root: Tensor, engine: Engine) -> None:
         self.federation, self.numbers, self.root, self.engine = federation, numbers, root, engine
@@ -100,7 +100,7 @@ class Participants:
         return reply
 
     def sample(self, fraction: float) -> Participants:
-        """Draw a share of the clients, rounded up, by the round's key without replacement."""
+        """Draw a share of the clients without replacement, by the round's key. Round up."""
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction {fraction} is not possible; give a number in (0, 1]")
         # Rounded first, so that 0.29 of 100 clients is 29 and not 30.
