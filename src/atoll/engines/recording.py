@@ -291,7 +291,7 @@ class Tape:
 
 
 class _Finite(Constant):
-    """Whether the tensors, (clients, ...) each, are finite at each client, concatenated."""
+    """Whether each tensor, (clients, ...), is finite at each client, as one vector."""
 
     @staticmethod
     def forward(*watched: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Round(Generic[Outcome]):
     doubt: Tensor | None = None  # true, in some run, if a rare event happened (`happens`)
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
-        """Return the error that would have stopped this round if its numbers had been read."""
+        """Return the error that would have stopped this round if read in time, or None."""
         found = None if self.tape is None or finite is None else self.tape.first_problem(finite)
         if found is None:
             return None

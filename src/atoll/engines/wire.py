@@ -23,7 +23,7 @@ from atoll.engines.serial import Serial
 
 
 class Wire(Serial):
-    """The serial engine behind a wire."""
+    """The serial engine, with messages, replies and states that pass through bytes."""
 
     name = "wire"
 

@@ -49,7 +49,7 @@ class Unseen:
 
 
 def part_unseen(federation: Federation) -> tuple[Federation, Federation | None]:
-    """Return the clients for training, and the whole clients, or None without new nodes."""
+    """Return the clients without new nodes, and the whole clients, or None if no node is new."""
     if not str(federation.about.get("split", "")).startswith("unseen"):
         return federation, None
     small = each(partial(at_stage, stage=0), federation.graphs)
