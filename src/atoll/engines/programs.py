@@ -42,7 +42,7 @@ def at_once(
 
 
 class PrivateStates:
-    """Private states, stacked where a program left them, so that a stable roster copies nothing.
+    """Private states, stacked by program. While the programs stay the same, nothing is copied.
 
     A stack lives as long as it contains one client's newest state. A client that moves to another
     program leaves a stale row behind. Members of a program are one tuple, compared by identity

@@ -274,7 +274,7 @@ class Replay(Generic[Outcome]):
         return len({tuple(engine.program_states()) for engine in self.engines}) == 1
 
     def _graphs(self, members: Members) -> Graph:
-        """Stack the clients' graphs of all runs: an axis for runs, and one for several clients."""
+        """Stack the graphs of all runs along an axis, and several clients along a second axis."""
         found = [engine.graphs[position] for engine in self.engines for position in members]
         axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
         return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))

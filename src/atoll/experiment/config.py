@@ -446,7 +446,7 @@ def _with_owner(config: RunConfig) -> RunConfig:
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Format options as words of a command line. None, False and empty values are omitted.
+    """Format options as words of a command line. None, False, [] and {} are omitted.
 
     Examples:
         >>> option_words({"batch_size": 8, "allow": ["no-edge"], "set": {"lr": 0.1}, "both": True})

@@ -19,7 +19,7 @@ from atoll.experiment.result import CONFIG, RESULT
 def extend(
     folder: Path, config: RunConfig, rounds: int, name: Callable[[RunConfig], str]
 ) -> RunConfig:
-    """Extend the run in a folder to `rounds`. `name` returns a configuration's fingerprint.
+    """Extend a folder's run to `rounds` rounds. `name` returns a configuration's fingerprint.
 
     The checkpoints get the fingerprint of the longer run, then the configuration is replaced. If
     this is interrupted, the same call completes it.

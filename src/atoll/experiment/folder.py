@@ -231,7 +231,7 @@ class RunFolder:
 
     @cached_property
     def seed_data(self) -> tuple[Arrays, ...]:
-        """The arrays of every seed, empty for runs of earlier versions."""
+        """The arrays of every seed. They are empty if an earlier version saved none."""
         new, old = SEED_DATA
         folders = map(self.seed, self.config.all_seeds)
         return tuple(_read_arrays(path / new) or _read_arrays(path / old) for path in folders)
@@ -264,7 +264,7 @@ class RunFolder:
 
     @cached_property
     def result(self) -> Result:
-        """The result that the run returned, but with the six digits of metrics.csv."""
+        """The result that the run returned, but scores have the six digits of metrics.csv."""
         config, about = self.config, self.summary
         metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
         same = ("weights", "select", "engine", "device", "environment", "federation")

@@ -350,7 +350,7 @@ class FederationCache:
     """A cache of the federations of several runs, each loaded and partitioned once.
 
     When the memory is full, the oldest entries with other data or partitions are evicted. Other
-    seeds of the same data are kept, because runs that cycle through all seeds would always miss.
+    seeds of the same data are kept: otherwise runs that cycle through all seeds would always miss.
     The limit is in bytes. None takes a share of the free memory. `make` may be a function around
     `Problem.divide`, which for example hides the test nodes.
     """
