@@ -1,4 +1,7 @@
-"""The interface of an engine, and the registry. It does not import torch: the help reads it."""
+"""The interface of an engine, and the registry of engines.
+
+This module does not import torch, because the help of the command line imports it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Run steps, and own the clients' graphs and private states."""
+    """Run client steps. An engine on this machine also owns the graphs and private states."""
 
     @property
     def name(self) -> str: ...
@@ -29,7 +32,7 @@ class Engine(Protocol):
     ) -> Tree:
         """Return the replies of the clients at `positions`, stacked in that order."""
 
-    def export_states(self) -> Tree: ...  # private states for a checkpoint, or their places
+    def export_states(self) -> Tree: ...  # for a checkpoint: private states, or a record of them
     def import_states(self, states: Tree) -> None: ...  # continue from exported states
 
 
@@ -37,8 +40,9 @@ class Engine(Protocol):
 class Recordable(Protocol):
     """An engine whose rounds can be recorded, of one run or of several at once.
 
-    Each round is a function of the programs' private states and graphs only. The engine can run
-    clients whose positions only the device knows.
+    A program computes a step for a group of clients. A step changes nothing in the engine except
+    the programs' private states, so that a recorded round can take and return them. The engine can
+    run clients whose positions only the device knows.
     """
 
     graphs: Sequence[Graph]
@@ -49,18 +53,18 @@ class Recordable(Protocol):
 
     def stacked_states(self) -> Tree: ...  # of all clients, in the clients' order
     def states_finite(self) -> bool: ...  # whether all numbers of all states are finite
-    def regroup(self) -> bool: ...  # stack states for programs of all clients; False if some lack
-    def program_states(self) -> dict[Members, Tree]: ...  # of each program; None before they begin
+    def regroup(self) -> bool: ...  # stack states by program; False if only some clients have one
+    def program_states(self) -> dict[Members, Tree]: ...  # of each program; None before its first
     def put_states(self, states: Mapping[Members, Tree]) -> None: ...  # from `program_states`
     def substituted(
         self, states: Mapping[Members, Tree], graphs: Mapping[Members, Graph] | None = None
     ) -> AbstractContextManager[None]:
         """Give clients these states, and these graphs if given, inside the block."""
 
-    def read_by_programs(self) -> object: ...  # tensors besides the inputs; recordings keep them
+    def read_by_programs(self) -> object: ...  # tensors besides their inputs; recordings keep these
     def forget_stacks(self) -> None: ...  # free stacked graphs; a program restacks them on demand
     def record_steps(self, after: int | None) -> None:
-        """Record steps that repeat more than `after` times from now on, or none if None."""
+        """Record each step that runs more than `after` times from now on. None ends this."""
 
 
 Members = tuple[int, ...]  # positions of the clients that share a program
@@ -108,7 +112,7 @@ AUTO = "auto"  # the name that lets Atoll choose the engine
 
 
 def choose_engine(wish: str) -> tuple[str, str]:
-    """Return the name of the requested engine and the reason for the choice."""
+    """Return the name of the engine to use, and the reason for the choice."""
     if wish == AUTO:
         return "fused", "all clients run as one program; steps that cannot are looped"
     check_name("engine", wish, (AUTO, *ENGINES))

@@ -24,7 +24,7 @@ from atoll.engines.recording import ROUND, KeyPart, NotRecordable, Tape, filled
 
 
 class Backend(ABC):
-    """The clients of a federation behind one engine, with their numbers, (K,), and the root key."""
+    """The clients of a federation behind one engine, with their numbers and the run's root key."""
 
     def __init__(self, federation: Sized, numbers: Tensor, root: Tensor, engine: Engine) -> None:
         self.federation, self.numbers, self.root, self.engine = federation, numbers, root, engine
@@ -100,7 +100,7 @@ class Participants:
         return reply
 
     def sample(self, fraction: float) -> Participants:
-        """Draw a share of the clients, rounded up, by the round's key without replacement."""
+        """Draw a share of the clients (rounded up) without replacement, by the round's key."""
         if not 0 < fraction <= 1:
             raise ConfigError(f"fraction {fraction} is not possible; give a number in (0, 1]")
         # Rounded first, so that 0.29 of 100 clients is 29 and not 30.
@@ -132,7 +132,7 @@ class Participants:
         return fold(self.simulation.root, *filled(parts, self.number))
 
     def _stop_if_not_finite(self, step: Step, reply: Tree) -> None:
-        """Raise an error that names the first client with a number that is not finite."""
+        """Raise an error if a number is not finite. It names the first such client."""
         if leaves(reply):
             if all_finite(reply):
                 return

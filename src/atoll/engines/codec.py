@@ -2,7 +2,7 @@
 
 Arrays are stored as safetensors, and the structure as JSON in the same file. Only record types that
 Atoll or the method declared can be decoded, so bytes can never run code.
-A checkpoint is the SHA-256 of its content, then the content, written in one step.
+A checkpoint file is the SHA-256 of its content, then the content, and is written atomically.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def encode(tree: Tree) -> bytes:
 
 
 def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
-    """Decode a tree that `encode` wrote. Raise a `WireError` for any other bytes."""
+    """Decode a tree that `encode` wrote. Raise a `WireError` for any other bytes.
+
+    More than `limit` bytes are also an error. With `finite`, so are NaN and infinite numbers.
+    """
     if len(data) > limit:
         raise WireError(f"a message of {len(data)} bytes was refused; the limit is {limit} bytes")
     try:
@@ -83,7 +86,10 @@ def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
 
 
 def check_like(tree: Tree, template: Tree, free: Mapping[str, str]) -> None:
-    """Refuse a reply that differs from the template. Shapes of `free` (declared) fields may."""
+    """Refuse a reply that differs from the template in structure, types or shapes.
+
+    Fields that the step discloses (`free`, with reasons) may differ in shape.
+    """
     names, declared = ([name for name, _ in named_leaves(t)] for t in (tree, template))
     if structure(tree) != structure(template) or names != declared:
         raise WireError(
@@ -167,7 +173,7 @@ def save_checkpoint(path: Path, tree: Tree, mode: int = 0o644) -> None:
 
 
 def load_checkpoint(path: Path) -> Tree:
-    """Read a checkpoint. Raise an error if it is damaged."""
+    """Read a checkpoint. Raise a `DataError` if it is missing, damaged or of another version."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -197,7 +203,7 @@ def pack_states(states: Tree) -> Tree:
 
 
 def unpack_states(packed: Tree) -> Tree:
-    """Return the argument of `pack_states`."""
+    """Undo `pack_states`: return the private states in the clients' order."""
     if not isinstance(packed, list):
         return packed
     found: dict[int, Tree] = {}

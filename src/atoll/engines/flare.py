@@ -2,7 +2,7 @@
 
 On the server a `Controller` gives each site its own task and waits for the answers. At a site an
 `Executor` answers. A task carries a packet: a head of plain values as JSON, and a body of named
-arrays (`engines/codec.py`). So neither pickle nor code is ever transferred.
+arrays (`engines/codec.py`). So no packet contains pickled objects or code.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def from_shareable(shareable: Any) -> Packet:
 
 
 def process_name(token: str) -> str:
-    """Return a name for the process of a site that hides its secret token."""
+    """Return a name for a site's process: a hash that does not reveal the site's secret token."""
     return hashlib.sha256(token.encode()).hexdigest()[:12]
 
 
 @dataclass(eq=False)
 class _Call:
-    """One packet that was sent to one site."""
+    """One packet that was sent to one site, and the answer, or None before it arrives."""
 
     task: Task
     answer: Packet | Failure | None = None
@@ -166,7 +166,7 @@ class FlareFleet:
             self.changed.notify_all()
 
     def refuse(self, site: str, reason: str) -> None:
-        """Count a site's answer to the current step as a failure."""
+        """Count a site as failed in the current step, unless it has already answered."""
         with self.changed:
             call = self.calls.get(site)
             if call is None or call.answer is not None:
@@ -219,7 +219,10 @@ def _answer(result: object) -> Packet | Failure:
 
 
 class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
-    """Run `main` on the server, with the job's sites as a fleet. Only `main` reads the order."""
+    """Run `main` on the server, with the job's sites as a fleet.
+
+    `order` is the text of the administrator's request. Only `main` reads it.
+    """
 
     def __init__(self, order: str) -> None:
         super().__init__()
@@ -229,7 +232,10 @@ class FleetController(Controller):  # type: ignore[misc]  # nvflare has no types
 
     @abstractmethod
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
-        """Run the server's program. `kit` outlives the job, and `out` can be downloaded."""
+        """Run the server's program.
+
+        `kit` is the server's folder, which outlives the job. An administrator can download `out`.
+        """
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         AuditService.close()  # FLARE's task log is unlimited, and Atoll's audit log has more
@@ -274,10 +280,10 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
     @abstractmethod
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
-        """Return a function that answers packets, from the site's own folder."""
+        """Return a function that answers packets. `kit` is the site's own folder."""
 
     def sent(self) -> None:
-        """React to an answer that has left. FLARE calls it after each answer."""
+        """React to an answer that has left. By default nothing happens."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.AFTER_SEND_TASK_RESULT:
@@ -362,16 +368,16 @@ class AdminSession:
         return str(self._ask(lambda: self.session.get_job_status(job)))
 
     def jobs(self, name: str = "") -> list[dict[str, Any]]:
-        """Return all jobs that the server knows, or those with a name, newest first."""
+        """Return the server's jobs, newest first: all of them, or those with the given name."""
         found = self._ask(lambda: self.session.list_jobs(name_prefix=name or None, reverse=True))
         return [job for job in found if name in ("", job["job_name"])]
 
     def progress(self, job: str) -> dict[str, object]:
-        """Return the progress of the running job, or an empty dict before its first report."""
+        """Return a running job's progress. It is {} before the first report and after the end."""
         return self._told(job, PROGRESS)
 
     def joined(self, job: str) -> dict[str, object]:
-        """Return the sites that a running job began with, in the form of `connected`."""
+        """Return the sites that a running job began with, each with the name of its process."""
         return self._told(job, JOINED)
 
     def _told(self, job: str, command: str) -> dict[str, object]:
@@ -389,7 +395,7 @@ class AdminSession:
         self._ask(lambda: self.session.disable_client(site))
 
     def download(self, job: str, to: Path) -> Path:
-        """Download the job's folder from the server."""
+        """Download the job's folder from the server into `to`, and return its path there."""
         to.mkdir(parents=True, exist_ok=True)
         return Path(self._ask(lambda: self.session.download_job_result(job, str(to))))
 

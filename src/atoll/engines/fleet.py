@@ -42,7 +42,7 @@ from atoll.engines.serial import stack_replies
 from atoll.engines.wire import Probe
 
 PROTOCOL = "0.1.0"
-"""The version of the packets, named after the first Atoll that supports it. Parties compare it."""
+"""The version of the packets: the first version of Atoll that supports it. Parties compare it."""
 NEVER = -2
 """The round of a private state that does not exist yet. Round -1 is before the first round."""
 LOST, BAD, REFUSED, DIVERGED, DROPPED = "lost", "bad", "refused", "diverged", "dropped"
@@ -57,13 +57,13 @@ INTERVAL, LONGEST = 0.05, 1.0
 def pause(waited: float) -> float:
     """Return the seconds between a site's requests for work, after a step has taken `waited` s.
 
-    This delays the next step by at most 5 % of the time of the current step.
+    This delays the next step by at most 5 % of that time, or by `INTERVAL` if that is longer.
     """
     return min(LONGEST, max(INTERVAL, waited / 20))
 
 
 class Packet(NamedTuple):
-    """One message between server and site: plain values, and a tree from `codec.encode`."""
+    """One message between server and site: plain values, and a tree as bytes (`codec.encode`)."""
 
     head: dict[str, Any]
     body: bytes
@@ -142,7 +142,10 @@ class Roster:
 
 
 def owners_of(method: Method, name: str = "method") -> dict[str, object]:
-    """Return the method and the methods that it wraps, by their names in packets."""
+    """Return the objects whose steps a packet may call, by their names in packets.
+
+    They are the method and the methods that it wraps, but not those that `Noised` wraps.
+    """
     found: dict[str, object] = {name: method}
     if isinstance(method, Noised):
         return found  # the wrapped steps answer without noise, so no packet may call them
@@ -154,13 +157,16 @@ def owners_of(method: Method, name: str = "method") -> dict[str, object]:
 
 
 def steps_of(method: Method) -> Iterator[Step]:
-    """Yield every step of a method and of the methods that it wraps."""
+    """Yield every step that a packet may call (`owners_of`)."""
     for owner in owners_of(method).values():
         yield from declared_steps(owner)
 
 
 def name_step(step: Step, owners: Mapping[str, object]) -> dict[str, object]:
-    """Describe a step as plain values: its owner, its name, and the owner's changed flags."""
+    """Describe a step as plain values: its owner's name, its own name, and flags.
+
+    The flags are boolean fields of the step's owner that differ from the sites' copy of it.
+    """
     for name, owner in owners.items():
         if type(owner) is type(step.owner) and is_dataclass(owner):
             own = {part.name: getattr(step.owner, part.name) for part in fields(owner)}
@@ -193,7 +199,7 @@ class Remote:
         self.touched: set[int] = set()
         self.attempt = ""
         self.lengths: dict[tuple[str, str], dict[str, float]] = {}  # last ones by step and field
-        self.heard: list[str] = []  # sites of this attempt whose replies determined the message
+        self.heard: list[str] = []  # sites that replied to this attempt's last step
 
     def begin(self) -> None:
         """Begin a new attempt at a round. States of an unfinished attempt become invalid."""
@@ -242,7 +248,7 @@ class Remote:
     def _too_long(
         self, step: str, norms: Mapping[str, Mapping[str, tuple[float, float]]]
     ) -> dict[str, Failure]:
-        """Return the sites with a field that is much longer than the other sites' fields."""
+        """Return failures of sites with a field whose norm is far above the other sites' norms."""
         found: dict[str, Failure] = {}
         for part in {name for own in norms.values() for name in own}:
             now = {site: own[part] for site, own in norms.items() if part in own}
@@ -255,7 +261,8 @@ class Remote:
     def _check_message(self, message: Message, positions: Sequence[int], round: int) -> None:
         """Raise an error if a message is not finite: a site would refuse it, and be blamed.
 
-        A row that is not finite is the failure of its site, as long as another row is finite.
+        If any row of a `ToEach` message is finite, the sites of the bad rows have failed. Else, if
+        only one site replied to the last step, it has failed. Else the server has diverged.
         """
         asked = positions[:1] if isinstance(message, ToAll) else positions
         bad = [i for i in asked if not all_finite(message.for_one(i))]
@@ -278,7 +285,7 @@ class Remote:
         template: Tree,
         failures: dict[str, Failure],
     ) -> dict[str, Tree]:
-        """Decode the replies that fit the step. The other replies become failures."""
+        """Return the decoded replies that fit the step. Add the other replies to `failures`."""
         # Bytes that a reply like the template can need, names and structure included.
         most = min(self.limit, num_bytes(template) + 4096 * (len(leaves(template)) + 4))
         largest = max(LARGEST, usual_size(self.sites.values()))

@@ -1,7 +1,8 @@
-"""All clients at once in one tensor program: `vmap` of the step over padded, stacked graphs.
+"""The fused engine: one tensor program for many clients, `vmap` of a step over stacked graphs.
 
-Clients of similar size share a bucket (`engines.stacking`). A bucket of one client runs the step
-without `vmap`. Buckets run in parallel if the process may use several threads.
+Clients of similar size share a bucket, with padded graphs (`engines.stacking`). A bucket of one
+client runs the step without `vmap`. On a CPU with several threads, buckets run in parallel. A step
+that declares `vectorize=False` runs client by client.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Fused:
         self.stacked.clear()
 
     def _index(self, numbers: Members) -> Tensor:
-        """Return numbers as a cached tensor, because a copy to a GPU would wait for it."""
+        """Return numbers as a cached tensor, because Python would wait for each copy to a GPU."""
         if numbers not in self.places:
             if len(self.places) >= MOST_KEPT + 2 * len(self.graphs):
                 self.places.clear()
@@ -155,7 +156,7 @@ class Fused:
     def _in_parallel(
         self, one: Callable[[Members], tuple[Tree, Tree]], programs: Sequence[Members]
     ) -> list[tuple[Tree, Tree]]:
-        """Run every program once, in as many threads as allowed, the largest first."""
+        """Run every program once: on a CPU in parallel threads, the largest first, else in turn."""
         # Programs of small tensors use a second core better than one program's operations do.
         threads = torch.get_num_threads()
         # Transforms are known only to their own thread.
@@ -223,7 +224,7 @@ class Fused:
         return replies
 
     def _buckets(self, positions: Members) -> list[Members]:
-        """Return the buckets of a roster. Cache those of the last roster and of all clients."""
+        """Return the buckets of some clients. Cache the last ones, and those of all clients."""
         if positions not in self.buckets:
             kept = {p: found for p, found in self.buckets.items() if len(p) == len(self.graphs)}
             nodes = math.inf if self._on_gpu else stacking.MOST_NODES
@@ -234,7 +235,10 @@ class Fused:
         return self.buckets[positions]
 
     def _graph(self, members: Members) -> Graph:
-        """Return the members' stacked graphs, or the only member's. Lazy ones stay on disk."""
+        """Return the members' stacked graphs, or the only member's graph.
+
+        Graphs that are loaded on demand are stacked in a temporary file.
+        """
         if members not in self.stacked:
             if len(members) == 1 and not self.lazy:
                 return self.graphs[members[0]]
@@ -264,7 +268,7 @@ class Fused:
 
 
 def _rows(programs: Iterable[Members], positions: Iterable[int]) -> Members:
-    """Return the rows of clients in the concatenated members of all programs."""
+    """Return the row of each of `positions` in the concatenated members of all programs."""
     row = {position: i for i, position in enumerate(chain.from_iterable(programs))}
     return tuple(row[position] for position in positions)
 

@@ -3,8 +3,8 @@
 FLARE's client prints files (`cat`), deletes folders and names its machine's software for any party
 that knows the request. It relies on the server to check permissions. The server forwards messages
 between sites, and obeys a site that poses as one of the server's own jobs. A kit names its gate in
-`local/atoll__p_resources.json`, so each start of the party loads it. A gate drops every message
-whose channel and topic are not in a list, before FLARE reads it.
+`local/atoll__p_resources.json`, so each start of the party loads it. A gate drops another party's
+request before FLARE processes it, unless a list contains the request's channel and topic.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def job_text(config: dict[str, object]) -> str:
 
 
 def is_own_job(archive: object) -> bool:
-    """Return whether an archive contains exactly the job of `site_job`, and no other file."""
+    """Return whether an archive contains only the job of `site_job`, and signatures (`SIGNED`)."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:  # type: ignore[arg-type]
             found = opened.infolist()
@@ -160,7 +160,7 @@ def is_own_job(archive: object) -> bool:
 
 
 def is_own_meta(meta: object, job: str) -> bool:
-    """Return whether a description belongs to the job and sets no option of its process."""
+    """Return whether a description is of this job, by a known role, without process options."""
     return (
         isinstance(meta, dict)
         and meta.get("job_id") == job
@@ -171,7 +171,7 @@ def is_own_meta(meta: object, job: str) -> bool:
 
 
 class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
-    """Answer a request as FLARE does, if it names a job by its ID and contains only our job."""
+    """Pass a request to FLARE's own processor, unless its job is not Atoll's or is one too many."""
 
     def __init__(self, inner: RequestProcessor) -> None:
         self.inner = inner
@@ -198,7 +198,7 @@ class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
 
 
 def forget_jobs(kit: Path, running: Collection[str]) -> None:
-    """Delete the oldest folders of ended jobs, because FLARE keeps one for each job."""
+    """Delete the oldest folders of ended jobs, so that with a new one `KEPT_JOBS` remain."""
     found = [path for path in kit.glob("*") if JOB.fullmatch(path.name)]
     over = [path for path in found if path.name not in running]
     for path in sorted(over, key=lambda path: path.stat().st_mtime)[: 1 - KEPT_JOBS]:
@@ -206,7 +206,7 @@ def forget_jobs(kit: Path, running: Collection[str]) -> None:
 
 
 class SiteGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
-    """Restrict the process that connects a site to the server. Each job restricts its own."""
+    """Restrict the process that connects a site to the server. A job's process restricts itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,12 +227,12 @@ class ServerGate(FLComponent):  # type: ignore[misc]  # nvflare has no types
 
 
 def close_site() -> None:
-    """Let this process of a site answer only the requests of a run, and only to the server."""
+    """Let this process of a site accept from other parties only what `passes_site` accepts."""
     _guard(passes_site)
 
 
 def _guard(passes: Callable[[CoreCell, Endpoint, object, CellMessage], bool]) -> None:
-    """Drop every message that the rule `passes` rejects, before FLARE decodes any part of it."""
+    """Drop every message that the rule `passes` rejects, before FLARE processes it."""
     process = CoreCell.process_message
 
     def process_message(
@@ -272,7 +272,11 @@ def _root(message: CellMessage, key: str) -> str:
 
 
 def passes_site(cell: CoreCell, endpoint: Endpoint, _name: object, message: CellMessage) -> bool:
-    """Accept at a site: any message from its own processes, a few requests from the server."""
+    """Return whether a site accepts a message.
+
+    It accepts any message of the site's processes, and the server's replies and requests in
+    `TO_SITE`.
+    """
     own, origin = cell.my_info.root, _root(message, MessageHeaderKey.ORIGIN)
     if origin == own:  # the server could use this name, too
         return bool(FQCN.get_root(endpoint.name) == own)
@@ -280,9 +284,11 @@ def passes_site(cell: CoreCell, endpoint: Endpoint, _name: object, message: Cell
 
 
 def passes_server(_cell: CoreCell, endpoint: Endpoint, name: object, message: CellMessage) -> bool:
-    """Accept at the server: any message from its own processes, a few requests from others.
+    """Return whether the server accepts a message.
 
-    FLARE has compared the endpoint with the certificate's name. A message may name another origin.
+    It accepts any message of the server's processes. From others it accepts replies, and requests
+    in `FROM_SITE` or `FROM_ADMIN`, if they are addressed to the server and name their true origin.
+    FLARE has compared the endpoint with the certificate's name, but not the message's origin.
     """
     sender = FQCN.get_root(endpoint.name)
     if sender == FQCN.ROOT_SERVER:

@@ -47,7 +47,7 @@ class Ledger:
         return sum(row[direction] for step, row in self.by_step().items() if step != SCORE)
 
     def by_step(self) -> dict[str, dict[str, int]]:
-        """Return the messages and bytes of each step."""
+        """Return, for each step, the numbers of "messages" and of bytes "down" and "up"."""
         table: dict[str, dict[str, int]] = {}
         for entry in self.entries:
             row = table.setdefault(entry.step, {"messages": 0, "down": 0, "up": 0})
@@ -56,7 +56,7 @@ class Ledger:
         return table
 
     def by_round(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Return the bytes of training per round, down and up. Round 0 includes `init`."""
+        """Return the bytes of training by round, as lists (down, up). Round 0 includes `init`."""
         down, up = [0] * rounds, [0] * rounds
         for entry in self.entries:
             if entry.step != SCORE:

@@ -3,18 +3,22 @@
 `codec.check_like` checks names and shapes. A number passes here if it can come from the data that
 the site declared, and from training that resembles the other sites':
 
-- Counts (`COUNTS`) are not negative, and their sum is at most the site's number of nodes or graphs.
+- Counts (`COUNTS`) are not negative. Their sum is at most the site's number of nodes or graphs, or
+  the number of counts if this is larger.
 - A weight in a mean (`WEIGHTS`) is at least 1, because every site has training nodes. A mean
   without weights would be undefined.
 - The number of training steps is at least 1, and at most epochs times nodes (or graphs).
-- Confusion counts and counts by score bin are not negative, and each part has at most as many as
-  the site declared. A part without nodes has no AUC.
-- No number is above one range for all sites (`largest`). A received message with a number above 1
-  widens it as often: an honest reply to a model that another site spoilt is as large.
-- A loss is cut to the range (`tamed`), because it grows faster than the model, by its depth.
-- An update (trained minus received model) may be `limit` times as long as the median of the other
-  sites' updates, or as long as the received model plus one. Any other float field may be `limit`
-  times as long as the median, or `PER_NODE` times the median of declared nodes.
+- Confusion counts and counts by score bin are not negative. Each part (training, validation, test)
+  counts at most the nodes or graphs that the site declared. A part without any has no AUC.
+- All other floats, except scores, are at most `largest` in absolute value. This is `LARGEST`, or
+  `PER_NODE` times the median of declared nodes if that is more. If the largest number of the
+  received message is above 1, it multiplies `largest`: an honest reply to a model that another site
+  spoilt is as large.
+- A loss is cut to `LARGEST` (`tamed`), because in a deep network it grows faster than the weights.
+- The norm of an update (trained minus received model) is at most `limit` times the median norm of
+  the other sites' updates, or the received model's norm plus 1. SCAFFOLD's `control` has a norm of
+  at most `limit` times the median, or the received control's norm plus 1. Any other float field has
+  a norm of at most `limit` times the median, or `PER_NODE` times the median of declared nodes.
   If only one site takes part in a step, it is compared with the last replies of at least three
   other sites to that step, with the square of `limit`.
 """
@@ -34,11 +38,11 @@ from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, leaves, named_leaves, norm, structure, tree_map
 
 COUNTS = ("weight", "size", "mass", "nodes", "right", "total")
-"""Fields of replies that count nodes or graphs of a client, or that are ones."""
+"""Fields of replies that count nodes or graphs of a client, or that are 1 instead of a count."""
 WEIGHTS = ("weight", "size")
 """Fields by whose sum a mean over clients divides."""
-LARGEST, PER_NODE = 1e6, 1e4
-UPDATE_LIMIT = 100.0
+LARGEST, PER_NODE = 1e6, 1e4  # largest plausible number, and largest sum per node
+UPDATE_LIMIT = 100.0  # largest norm of an update, in medians of the other sites' norms
 FEWEST = 3  # other sites whose earlier replies are needed to judge the only site of a step
 
 
@@ -54,12 +58,12 @@ class Declared(NamedTuple):
 
 
 def usual_size(sites: Iterable[Declared]) -> float:
-    """Return the largest usual value of a sum over nodes. Of three sites, none determines it."""
+    """Return the largest usual sum over a site's nodes, by the median of the declared sizes."""
     return PER_NODE * max(1, median(site.nodes for site in sites))
 
 
 def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARGEST) -> None:
-    """Refuse a reply whose values cannot come from the site's data."""
+    """Refuse a reply whose values cannot come from the site's data, or that exceed `largest`."""
     if isinstance(reply, Scores):
         _check_scores(reply, site)
     for name, leaf in named_leaves(reply):
@@ -77,7 +81,7 @@ def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARG
 
 
 def tamed(reply: Tree) -> Tree:
-    """The reply with its loss cut to the range, so that a loss excludes no site."""
+    """The reply. If it has scores, their loss is cut to `LARGEST`, so that it excludes no site."""
     if not isinstance(reply, Scores):
         return reply
     return replace(reply, loss=reply.loss.clamp(-LARGEST, LARGEST))
@@ -117,9 +121,10 @@ def widest(received: Tree) -> float:
 
 
 def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float, float]]:
-    """Return the norm of each float field, and a norm that is always plausible.
+    """Return a pair for each float field except counts: its norm, and an always plausible norm.
 
-    The norm of `model` is the norm of its update. Scores have no norm: they harm no other site.
+    The norm of `model` is the norm of its update. `usual` is the plausible norm of most fields.
+    Scores have no norm, because they harm no other site.
     """
     if isinstance(reply, Scores) or not is_dataclass(reply):
         return {}
@@ -148,7 +153,10 @@ def _form(tree: Tree) -> tuple[object, list[torch.Size]]:
 def too_long(
     norms: Mapping[str, tuple[float, float]], limit: float, before: Mapping[str, float]
 ) -> dict[str, str]:
-    """Return the sites with too long updates, with reasons. `before` contains earlier norms."""
+    """Return the sites whose norm of one field is too large, each with a reason.
+
+    `norms` contains each site's pair of `lengths`, and `before` the norms of earlier rounds.
+    """
     found = {}
     for site, (length, free) in norms.items():
         others = [other for name, (other, _) in norms.items() if name != site]

@@ -20,7 +20,7 @@ from atoll.core.stages import staged
 from atoll.core.tree import num_bytes
 from atoll.nn.views import is_sparse
 
-READY_BYTES = 2 << 30  # most bytes of prepared graphs that are cached between runs
+READY_BYTES = 2 << 30  # most bytes of a federation's prepared graphs that are cached between runs
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class EngineInputs:
     """All inputs of an engine's factory."""
 
     federation: Federation
-    views: Mapping[str, View]  # the matrices that each client precomputes from its graph
+    views: Mapping[str, View]  # functions that compute matrices from a client's graph, by name
     device: torch.device | str = "cpu"
     chunk: int = 0  # most clients in one program of the fused engine; 0: automatic
     runs_per_device: int = 1  # how many runs share the device's memory, including this one
@@ -36,7 +36,10 @@ class EngineInputs:
     clock: Clock = OFF
 
     def graphs(self) -> Sequence[Graph]:
-        """Return the `prepared` graphs of all clients. Runs with equal inputs share them."""
+        """Return the `prepared` graphs of all clients.
+
+        They come from a cache if the federation's last run had equal inputs.
+        """
         recipes = tuple((name, _recipe(self.views[name])) for name in sorted(self.views))
         options = self.runs_per_device, self.batching
         wanted = recipes, torch.device(self.device), torch.get_default_dtype(), *options
@@ -60,7 +63,7 @@ _READY: WeakKeyDictionary[Federation, dict[Hashable, Sequence[Graph]]] = WeakKey
 
 
 def ready_graphs(federation: Federation) -> Sequence[Graph]:
-    """Return the cached prepared graphs of a federation. The list is empty before its first run."""
+    """Return the cached prepared graphs of a federation, or an empty list if none are cached."""
     return [graph for graphs in _READY.get(federation, {}).values() for graph in graphs]
 
 
@@ -77,7 +80,7 @@ def prepared(
     batching: Batching = WHOLE,
     clock: Clock = OFF,
 ) -> Sequence[Graph]:
-    """Prepare graphs: views filled in, in the default type, on the device (`EngineInputs`)."""
+    """Return graphs with their views, in torch's default dtype, on the device (`EngineInputs`)."""
     if graphs[0].since is not None:  # steps get the training graphs, and scoring the later ones
         how = views, device, runs_per_device, batching, clock
         return staged(graphs, lambda some: prepared(some, *how))
@@ -100,15 +103,15 @@ def prepared(
 
 
 DENSE_BYTES = 16 << 30
-"""Most bytes of matrices that are stored densely on a GPU, of all runs together."""
-DENSE_NODES = 640  # most nodes of a client whose adjacency is multiplied densely on a GPU
+"""Most bytes of dense feature views on a GPU, and of dense adjacencies, of all runs together."""
+DENSE_NODES = 640  # most nodes of the largest client if a GPU multiplies adjacencies densely
 
 
 def with_dense_views(graphs: Sequence[Graph], runs_per_device: int = 1) -> tuple[Graph, ...]:
-    """Store feature views, and adjacencies of small clients, densely where memory allows.
+    """Store feature views densely, and adjacencies if all clients are small, if memory allows.
 
-    Matrices with few entries also stay sparse, because narrow products with them are then faster
-    (`nn.ops.matmul`). Wide products use the dense form.
+    Adjacencies, and features with few entries, also keep their sparse form, because narrow products
+    with it are faster on a GPU (`nn.ops.matmul`). Wide products use the dense form.
     """
     views = [view for graph in graphs for view in graph.views.values()]
     sparse = [view for view in views if not isinstance(view, Tensor)]

@@ -42,7 +42,7 @@ def at_once(
 
 
 class PrivateStates:
-    """Private states, stacked where a program left them, so that a stable roster copies nothing.
+    """Private states, stacked by program. While the programs stay the same, nothing is copied.
 
     A stack lives as long as it contains one client's newest state. A client that moves to another
     program leaves a stale row behind. Members of a program are one tuple, compared by identity
@@ -79,7 +79,7 @@ class PrivateStates:
         self.stacks[members] = state
 
     def same_structure(self, bucket: Members) -> list[Members]:
-        """Split a bucket whose members' states differ in structure. Some may still lack a state."""
+        """Split a bucket into groups whose states have equal structure, or that have no state."""
         homes = [self.home[position] for position in bucket]
         if len({None if home is None else id(home[0]) for home in homes}) == 1:
             return [bucket]
@@ -148,7 +148,7 @@ class Derived:
 
 
 class RecordedSteps:
-    """Programs of steps, recorded when they repeat more than `after` times."""
+    """Programs of steps. A program that runs more than `after` times is recorded."""
 
     def __init__(self, after: int) -> None:
         self.after = after

@@ -42,7 +42,7 @@ class Recording:
     have run before, so that the recording loads and allocates nothing new.
 
     The first `carried` outputs are the inputs of the next call. The recording writes them over the
-    inputs, so they need no copy. Recordings that share a memory `pool` never run at the same time.
+    inputs, so they need no copy. Recordings that share a memory `pool` must not run simultaneously.
     `keeps` contains other tensors that the function reads: a replay reads them at their old place.
     """
 
@@ -93,7 +93,7 @@ class Recording:
         return replay
 
     def _settled(self, outputs: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        """Write the carried outputs over the inputs, and return these inputs instead."""
+        """Return the outputs, after the carried ones are written over their inputs."""
         # First copy outputs that share memory with inputs, because one may overwrite another.
         ours = {leaf.untyped_storage().data_ptr() for leaf in self.targets}
 
@@ -131,7 +131,10 @@ def copied(tree: T) -> T:
 
 
 def new_pool(cuda: bool) -> Pool | None:
-    """Create a memory pool for recordings. It cannot be reused after its recordings are freed."""
+    """Return a new memory pool for recordings on a GPU, otherwise None.
+
+    A pool cannot be reused after its recordings are freed.
+    """
     return torch.cuda.graph_pool_handle() if cuda else None
 
 
@@ -245,7 +248,7 @@ class Tape:
         return salted(self.root, self.salts[len(self.parts) - 1, 0])
 
     def salts_of(self, rounds: Sequence[int]) -> Tensor:
-        """Return the salts of the given rounds, (R, keys, 4), for recordings of this round."""
+        """Return the salts of the given rounds, (rounds, keys, 4), as inputs of recordings."""
         # Each salt is the first of four numbers, so it is aligned like a separate tensor, because
         # kernels are compiled for the alignment of their arguments.
         found = [[salt(*filled(parts, number)) for parts in self.parts] for number in rounds]
@@ -267,14 +270,14 @@ class Tape:
             self.sizes.append((len(floats), len(next(iter(floats.values())))))
 
     def finite(self) -> Tensor:
-        """Return whether each watched tensor of each client is finite, in one row."""
+        """Return whether each watched tensor of each client is finite, as one vector of bools."""
         if not self.watched:
             return torch.zeros(0, dtype=torch.bool, device=self.root.device)
         found: Tensor = call(_Finite, *self.watched)
         return found
 
     def first_problem(self, finite: Tensor) -> tuple[Check, str, int] | None:
-        """Return the first check that failed, with the tensor's name and the client's row."""
+        """Return the first failed check, with the tensor's name and the client's row, or None."""
         start = 0
         for check, size in zip(self.checks, self.sizes, strict=True):
             end = start + size[0] * size[1]
@@ -288,7 +291,7 @@ class Tape:
 
 
 class _Finite(Constant):
-    """Whether the tensors, (clients, ...) each, are finite at each client, concatenated."""
+    """Whether each tensor, (clients, ...), is finite at each client, as one vector."""
 
     @staticmethod
     def forward(*watched: Tensor) -> Tensor:

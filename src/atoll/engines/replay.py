@@ -2,11 +2,12 @@
 
 The first round runs eagerly, because private states begin in it. Several runs play it at once if
 they can. The second round is a rehearsal, which stops if Python waits for a number. A complete
-rehearsal counts and is recorded, and all later rounds are replays. After a stopped rehearsal, only
-the clients' steps are recorded. When replays are read, a round with a rare event
-(`Clients.happens`) is found: the rounds before it are replayed again, and it is played eagerly.
-Each stage of a method begins from the start. Several runs that differ only in data, noise and
-numbers (`Varied`) are one program: `vmap` of a round.
+rehearsal counts as a round and is recorded. Later rounds of the same kind, with or without scores
+of the training part, are replays. After a stopped rehearsal of one run, only the clients' steps are
+recorded. Several runs then continue one by one. If a replayed round had a rare event
+(`Clients.happens`), the rounds before it are replayed again, and it is played eagerly. Each stage
+of a method begins from the start. Several runs that differ only in data, noise and
+hyper-parameters that are floats (`Varied`) are one program: `vmap` of a round.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
-"""Rehearsals after which a changing shape of the server's tree or of states is permanent."""
+"""Most rehearsals that change a shape of the server's tree or of states. Then none follows."""
 OFTEN = 2  # times that a step runs in an eager round before it is recorded there
 FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"
@@ -84,7 +85,7 @@ class Round(Generic[Outcome]):
     doubt: Tensor | None = None  # true, in some run, if a rare event happened (`happens`)
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
-        """Return the error that would have stopped this round if its numbers had been read."""
+        """Return the error that would have stopped this round if read in time, or None."""
         found = None if self.tape is None or finite is None else self.tape.first_problem(finite)
         if found is None:
             return None
@@ -105,7 +106,7 @@ class Take:
 
 
 class Replay(Generic[Outcome]):
-    """Play the rounds of one run, or of several that differ in seed, data and `points`."""
+    """Play the rounds of one run, or of several with other seeds, data and numbers (`points`)."""
 
     def __init__(
         self,
@@ -143,8 +144,8 @@ class Replay(Generic[Outcome]):
         """Play a round, and as many later rounds as can be replayed without reading outcomes.
 
         The list is empty if the round must be played eagerly. `kinds` contains, for each round,
-        whether the training part is scored. `copy` copies server and states before a replay
-        overwrites them.
+        whether the training part is scored. `copy` copies server and states (`Round.after`) before
+        the next replay overwrites them.
         """
         if self.stage_of(number) != self.stage:
             self.let_go()
@@ -247,7 +248,10 @@ class Replay(Generic[Outcome]):
         return self.carried is not None
 
     def _gather(self) -> Carried:
-        """Stack servers, states, and the constant inputs of rounds: graphs, roots, numbers."""
+        """Return server and states, stacked if there are several runs.
+
+        Then also stack the constant inputs of all rounds: graphs, root keys, hyper-parameters.
+        """
         servers = [run.server for run in self.runs]
         states = [engine.program_states() for engine in self.engines]
         if len(self.runs) == 1:
@@ -270,7 +274,7 @@ class Replay(Generic[Outcome]):
         return len({tuple(engine.program_states()) for engine in self.engines}) == 1
 
     def _graphs(self, members: Members) -> Graph:
-        """Stack the clients' graphs of all runs: an axis for runs, and one for several clients."""
+        """Stack the graphs of all runs along an axis, and several clients along a second axis."""
         found = [engine.graphs[position] for engine in self.engines for position in members]
         axes = (len(self.runs), len(members)) if len(members) > 1 else (len(self.runs),)
         return tree_map(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), stack_graphs(found))
@@ -379,7 +383,7 @@ class Replay(Generic[Outcome]):
             engine.record_steps(None)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
-        """Return the result of some work, or None if it fails: then rounds are not recorded."""
+        """Return the result of some work, or None if it fails. Then no more rounds are recorded."""
         # Played eagerly, and one by one, the runs give the same results, or the real error. Only
         # full memory is an error at once if there are several runs, because half may fit.
         try:
@@ -436,7 +440,7 @@ def rounds_ahead(left: int, seconds: float) -> int:
 
 
 def fetched(rounds: Sequence[Round[Outcome]]) -> Outcome:
-    """Return the stacked outcomes of several rounds in main memory."""
+    """Return the stacked outcomes of several rounds of one kind, in main memory."""
     outcomes = [played.outcome for played in rounds]
     if any(len(leaves(outcome)) != len(leaves(outcomes[0])) for outcome in outcomes):
         raise ValueError("only rounds of one kind can be read together")

@@ -53,7 +53,7 @@ class Serial:
 def stack_replies(
     replies: Sequence[Tree], positions: Sequence[int], step: Step, round: int
 ) -> Tree:
-    """Stack replies. A shape that depends on the client is a node or edge axis, and an error."""
+    """Stack replies. Raise an error if shapes differ, because that reveals a node or edge axis."""
     first = dict(named_leaves(replies[0]))
     for position, reply in zip(positions, replies, strict=True):
         own = dict(named_leaves(reply))

@@ -1,7 +1,7 @@
 """Groups of clients that share a program, and their graphs stacked along a leading client axis.
 
 A step for one client is `vmap`ped over that axis. Padding must not change any result. Padded nodes
-belong to no split and have no valid label, and padded edges have weight zero.
+belong to no split, so their label never counts, and padded edges have weight zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.engines.base import Members
 
 CHUNK = 256  # clients per program unless the user chooses another number
 MOST_NODES = 1 << 15
-"""Most nodes per program on a CPU: a larger program gains nothing, and leaves the caches."""
+"""Most nodes per program on a CPU: a larger program gains nothing, and exceeds the caches."""
 _ALIGNED = 64
 
 
@@ -44,7 +44,11 @@ def outline(graphs: Sequence[Graph]) -> list[Outline]:
 def make_buckets(
     outlines: Sequence[Outline], positions: Sequence[int], chunk: int, nodes: float = math.inf
 ) -> list[Members]:
-    """Group clients into buckets of at most `chunk` clients, `nodes` nodes and 25 % padding."""
+    """Group clients of one kind into buckets of at most `chunk` clients and `nodes` nodes.
+
+    Padding adds at most 25 % to the clients' nodes, or 4096 nodes. A client with more nodes or with
+    mini-batches gets its own bucket.
+    """
     buckets: list[list[int]] = []
     total = 0
     for position in sorted(positions, key=lambda p: (*outlines[p][:2], p)):

@@ -1,6 +1,7 @@
 """The serial engine, with every message, reply and state sent through bytes, and replies checked.
 
-Each step runs on two probe clients of different size. A field whose size differs may not be sent.
+Each step runs on two probe clients of different size. A field whose size differs between them may
+be sent only if the step discloses it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from atoll.engines.serial import Serial
 
 
 class Wire(Serial):
-    """The serial engine behind a wire."""
+    """The serial engine, with messages, replies and states that pass through bytes."""
 
     name = "wire"
 
@@ -59,7 +60,7 @@ class Wire(Serial):
 
 @dataclass
 class Probe:
-    """Two synthetic clients of different size. Each step is tried on them, to learn its reply."""
+    """Two synthetic clients of different size. Steps run on them to find the form of replies."""
 
     graphs: tuple[Graph, Graph]
     # By step and structure of the message, because replies may differ between a method's phases.
@@ -68,7 +69,7 @@ class Probe:
     states: list[Tree] = field(default_factory=lambda: [None, None])  # for the next step
 
     def template(self, step: Step, message: Tree) -> Tree:
-        """Return a reply of `step`. Refuse an undeclared node or edge axis."""
+        """Return a probe's reply to a message. Refuse an undeclared node or edge axis in it."""
         case = (step.name, str(structure(message)))
         form = str([tuple(leaf.shape) for leaf in leaves(message)])
         if self.forms.get(case) != form:  # the message may say how long the reply has to be

@@ -53,14 +53,14 @@ class Baseline(ABC, Generic[Model]):
 
     @abstractmethod
     def fit(self, federation: Federation, seed: int) -> Model:
-        """Fit to all clients, and return the model. Test nodes have no role and no labels."""
+        """Fit to all clients, and return the model. Test nodes have no role, and a label of 0."""
 
     @abstractmethod
     def predict(self, model: Model, client: int, graph: Graph) -> Tensor:
         """Return class scores for each node of a client, (N, C). The largest one is predicted."""
 
     def fit_in(self, problem: Problem, federation: Federation, seed: int) -> Model:
-        """Call `fit`. Override it if the run's options or the undivided data are needed."""
+        """Call `fit`. Override this method to use the run's options or the undivided data."""
         return self.fit(federation, seed)
 
 
@@ -68,7 +68,7 @@ AnyBaseline = Baseline[Any]  # a baseline with any kind of model
 
 
 def without_test(federation: Federation) -> Federation:
-    """Return the federation without test roles and without labels of test nodes."""
+    """Return the federation without test roles. The labels of test nodes become 0."""
 
     def hide(graph: Graph) -> Graph:
         y = torch.where(graph.test > 0, torch.zeros_like(graph.y), graph.y)
@@ -137,7 +137,7 @@ def run_baseline(
     log: str | Sequence[str] = (),
     divide: Divide | None = None,
 ) -> Result:
-    """Fit a baseline for every seed, one round each, score it like a method, and save the run."""
+    """Fit a baseline for every seed, score it like a method of one round, and save it in `out`."""
     problem = Problem.of(config, data)
     if problem.config.dp is not None:
         why = f"protects federated training, but '{config.method}' is a baseline without any"

@@ -36,7 +36,7 @@ KINDS = {
 }
 """Names of types in error messages."""
 LOOPS = ("layers", "heads", "factors")  # sizes that count parts of a network
-WIDE = 4096  # matrices up to this width and height are not checked against the memory
+WIDE = 4096  # networks with matrices up to WIDE² entries are not checked against the memory
 COPIES = 4  # copies of the parameters in training: values, gradients, two moments of Adam
 _FIXED = ("features", "classes", "net", "optimizer", "base")
 
@@ -102,7 +102,7 @@ def _preset(cls: type[Method], name: str, net: Value) -> Settings:
 
 
 def check_memory(net: Net) -> None:
-    """Refuse a network whose training would not fit into memory, before it is created."""
+    """Refuse a network with too large a size, or whose training would not fit into memory."""
     sizes = {name: value for name, value in vars(net).items() if type(value) is int}
     for name, value in sizes.items():
         most = 1000 if name in LOOPS else 10**6
@@ -119,12 +119,12 @@ def check_memory(net: Net) -> None:
 
 
 def parameter_shapes(net: Net) -> Tree:
-    """Return the parameters of a network as shapes, which take no memory."""
+    """Return a network's parameters as tensors on the meta device, which take no memory."""
     return net.init(make_key(0).to("meta"))
 
 
 def _net_name(wish: Value, config: RunConfig, wanted: tuple[str, ...], task: str) -> str:
-    """Return the network's name. A method, or the method that it wraps, may require one."""
+    """Return the network's name. A method, or the method that it wraps, may allow only some."""
     nets = nets_for(task)
     fitting = [name for name in wanted if name in nets]
     name = str(wish).lower() or (*fitting, *nets)[0]
@@ -155,7 +155,10 @@ def _names(part: Any) -> list[str]:
 
 
 def _owners(key: str, parts: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
-    """Return the parts that `hidden` or `net.hidden` sets. `epochs` sets method and base."""
+    """Return the pairs of part and field that a key such as `hidden` or `net.hidden` sets.
+
+    A field of both the method and its base is set in both.
+    """
     part, dot, name = key.partition(".")
     if dot and part in parts and name in _names(parts[part]) and name not in _FIXED:
         return [(part, name)]

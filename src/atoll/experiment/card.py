@@ -1,7 +1,7 @@
 """The model card, `MODEL_CARD.md`, generated from the other files of the model's folder.
 
-`model.toml` contains the facts. A site that received the model wrote `own.toml` instead, with facts
-from its own configuration, method, data and account. Then no reader opens the server's model.toml.
+`model.toml` contains the facts. A site that receives a model adds `own.toml`, with facts from its
+own configuration, method, data and account. Readers then use it instead of the server's model.toml.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXPOSED = (
 
 
 def data_facts(graph: Graph, client: str) -> dict[str, object]:
-    """Return the counts and the fingerprint of a client's data, for their owner."""
+    """Return a client's name, and the counts and the fingerprint of its data."""
     digest = hashlib.sha256()
     for leaf in leaves([getattr(graph, part) for part in PARTS]):
         array = np.ascontiguousarray(leaf.cpu().numpy())
@@ -64,12 +64,12 @@ def data_facts(graph: Graph, client: str) -> dict[str, object]:
 
 
 def wire_of(method: Method) -> str:
-    """Return the fields that a method sends, from its docstring, or "" if it has no such line."""
+    """Return the fields that a method sends, from its module's docstring, or "" if not listed."""
     return paragraph(inspect.getdoc(sys.modules[type(method).__module__]) or "", "Wire,")
 
 
 def paragraph(words: str, start: str) -> str:
-    """Return the text after a label in a docstring, up to the next label."""
+    """Return the text after a label in a docstring, up to an empty line or the next label."""
     ends = (*PARAGRAPHS, "What it tells:", "Compute:", "Ablations")
     found: list[str] = []
     for line in words.splitlines():
@@ -85,7 +85,7 @@ def paragraph(words: str, start: str) -> str:
 
 
 def write_cards(result: Result, folder: Path) -> None:
-    """Add scores and privacy to the models of a finished run, and write their cards."""
+    """Add scores and privacy to the model.toml of each seed, and write the cards."""
     means, by_client = result.metrics(), result.of_clients(result.metric)
 
     def complete(number: int, place: Path) -> None:

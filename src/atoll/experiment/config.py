@@ -44,7 +44,10 @@ from atoll.methods import method_class, method_name
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that determines a run's numbers, and its device. None: the protocol decides."""
+    """Everything that determines a run's numbers, and its device.
+
+    None is an open choice: the protocol, the data or a default decides.
+    """
 
     method: str = "fedavg"
     data: str = "lagoon"
@@ -89,9 +92,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class CommonOptions(TypedDict, total=False):
-    """The keyword options of `run`, `compare` and `tune`, as a type checker and an editor see them.
+    """The keyword options that `run`, `compare` and `tune` share, for type checkers and editors.
 
-    A function has the other fields of `RunConfig` as arguments. A test compares the types.
+    They are fields of `RunConfig`, and a test compares the types.
     """
 
     task: str | None
@@ -146,7 +149,7 @@ class TuneOptions(CompareOptions, total=False):
 
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-"""Published hyper-parameters, one file per paper, and the papers' tables."""
+"""The folder of protocols, published hyper-parameters and the papers' tables."""
 
 
 STARTED = "# started in "
@@ -154,7 +157,10 @@ STARTED = "# started in "
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read and check the keys of a TOML file. `recipes/...` may also be in this package."""
+    """Read the options in a TOML file, and check them.
+
+    A path `recipes/...` that does not exist is read from this package.
+    """
     if not path.exists() and path.parts[:1] == ("recipes",):
         path = RECIPES.joinpath(*path.parts[1:])
     what = f"configuration file {path}"
@@ -168,7 +174,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, what: str, where: str = "") -> dict[str, Any]:
-    """Parse and check the keys of a configuration in the form of `config_text`."""
+    """Parse the options in TOML text, and check them. Errors mention `what` and `where`."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -269,7 +275,10 @@ def saved_text(config: RunConfig) -> str:
 
 
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
-    """Fill in the choices of the protocol and of the kind of data. Check every name."""
+    """Return the configuration with the choices of protocol and data, and the protocol.
+
+    Every name is checked.
+    """
     if (divided := data_header(config)) is not None:
         config = _as_divided(config, divided)
     rules = protocol(config.protocol)
@@ -334,7 +343,7 @@ def _check_task(config: RunConfig, rules: Protocol, data: str, task: str) -> Non
 
 
 def _in_stream(rules: Protocol, partition: str, clients: int | None) -> tuple[str, str]:
-    """Return partition and split, both at the position of `rules.draws` in the random stream."""
+    """Return partition and split, with options that skip earlier draws (`Protocol.draws`)."""
     order = rules.draws.get(partition.partition(":")[0], ())
     if clients not in order:
         return partition, rules.split
@@ -409,7 +418,7 @@ def check_choices(config: RunConfig, rules: Protocol) -> None:
 
 
 def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:
-    """Partition a user's graph by its owner column, unless the user chose a partition."""
+    """Partition by the owner column, if there is one and the user chose no partition."""
     column = owner_column(source, config.data, time_column(config.split))
     by_column = (config.partition or "").startswith("column:")  # owners of built-in data
     if given.partition is not None or by_column or column is None:
@@ -437,7 +446,7 @@ def _with_owner(config: RunConfig) -> RunConfig:
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Format options as words of a command line. None, False and empty values are omitted.
+    """Format options as words of a command line. None, False, [] and {} are omitted.
 
     Examples:
         >>> option_words({"batch_size": 8, "allow": ["no-edge"], "set": {"lr": 0.1}, "both": True})
@@ -458,7 +467,7 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 
 
 def config_options(config: RunConfig) -> dict[str, object]:
-    """Return the options of a configuration that differ from the defaults, except the method."""
+    """Return the data, and the options (except the method) that differ from the defaults."""
     options = {name: getattr(config, name) for name in config.__struct_fields__}
     del options["method"], options["objects"]
     usual = RunConfig()

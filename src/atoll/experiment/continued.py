@@ -19,7 +19,7 @@ from atoll.experiment.result import CONFIG, RESULT
 def extend(
     folder: Path, config: RunConfig, rounds: int, name: Callable[[RunConfig], str]
 ) -> RunConfig:
-    """Extend the run in a folder to `rounds`. `name` returns a configuration's fingerprint.
+    """Extend a folder's run to `rounds` rounds. `name` returns a configuration's fingerprint.
 
     The checkpoints get the fingerprint of the longer run, then the configuration is replaced. If
     this is interrupted, the same call completes it.
@@ -43,6 +43,6 @@ def extend(
 
 
 def trained_models(folder: str, seed: int) -> Sequence[Tree]:
-    """Return the models of a run's selected round, from this seed or else from its first seed."""
+    """Return the models of a run's selected round: of this seed if the run has it, or its first."""
     run = RunFolder(Path(folder))
     return run.model(seed if seed in run.config.all_seeds else None).deployed

@@ -1,4 +1,4 @@
-"""Export of a run's model to a folder without Atoll: PyG layers, weights and the encoder."""
+"""Export of a run's model for use without Atoll: PyG layers, weights and the encoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
 
 FORMS = ("pyg",)
 Layer = tuple[str, int, int, int]
-"""Kind, input, output, and heads or hops of a layer of `exported.layer`."""
+"""The arguments of `exported.layer`: kind, input and output width, and heads or hops (else 1)."""
 LINEAR = "linear", {"weight": "weight", "bias": "bias"}
 LAYERS = {
     GCN: ("gcn", {"weight": "lin.weight", "bias": "bias"}),
@@ -41,7 +41,10 @@ LAYERS = {
 def export(
     folder: str | Path, out: Path, *, to: str = "pyg", client: str = "", seed: int | None = None
 ) -> list[Path]:
-    """Write model.py, model.json and weights.pt of the global model, or of a client's model."""
+    """Write model.py, model.json and weights.pt of the global model, or of a client's model.
+
+    Return the paths of the three files.
+    """
     check_name("form of an export", to, FORMS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists and is not empty; choose another --out")
@@ -69,7 +72,10 @@ def export(
 
 
 def network(trained: Trained, client: str) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Return the layers of the global or a client's model, and the weights by PyG's names."""
+    """Return a model's layers with their activation, and its weights by PyG's names.
+
+    Without a client's name it is the global model.
+    """
     method = trained.method
     if (params := method.plain_params(*trained.model.of_client(trained.place(client)))) is None:
         more = "computes more than its network does, which PyG has no layer for"

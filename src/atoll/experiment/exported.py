@@ -2,7 +2,7 @@
 
     python model.py nodes.csv edges.csv > scores.csv
 
-It needs torch and torch_geometric, and the files model.json and weights.pt next to it. In Python:
+This file needs torch, torch_geometric, and model.json and weights.pt in its folder. In Python:
 
     net, about = load()
     ids, x, edges, weight = read_graph("nodes.csv", "edges.csv", about)
@@ -71,7 +71,7 @@ def load(folder: str | Path = Path(__file__).parent) -> tuple[Network, About]:
 
 
 def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
-    """Read two CSV files as tensors, with the encoding of the training tables."""
+    """Return ids, features, edges and weights from two CSV files, encoded as in training."""
     encoder = about["encoder"]
     if encoder is None:
         raise ValueError("this model was not trained on tables; call the network with tensors")
@@ -118,7 +118,10 @@ def _within(
 def _edges(
     schema: dict[str, Any], rows: list[dict[str, str]], place: dict[str, int], encoder: About
 ) -> tuple[Tensor, Tensor | None]:
-    """Return ascending edges and weights: both directions unless directed, merged as trained."""
+    """Return the edges in ascending order, and their weights, or None without weights.
+
+    An undirected edge appears in both directions. Duplicates are merged as in training.
+    """
     names = [_column(encoder, role, rows) for role in ("source", "target", "weight")]
     again, directed = schema.get("duplicate_edges") or "drop", bool(schema.get("directed"))
     found: dict[tuple[int, int], list[float]] = {}
@@ -202,7 +205,7 @@ def _number(column: str, rule: dict[str, Any], text: str) -> float:
 
 
 def _date(feature: dict[str, Any], rule: dict[str, Any], text: str | None) -> list[float]:
-    """Return days since a day, then sine and cosine of the time in year, week and day."""
+    """Return the rule's parts of a date: scaled days, and sine and cosine of year, week, day."""
     parts, turns = rule["parts"], [part for part in rule["parts"] if part != "days"]
     if text is None:
         known = [_scaled(feature, feature["fill"])] if "days" in parts else []

@@ -6,8 +6,9 @@
   it, because they can be loaded again. Sets of graphs and large federations (`MAX_CLIENTS`,
   `MAX_EDGES`) have no such file, because measuring them takes too long.
 - `seed-N/partition.npz`: the node ids of each client. `seed-N/checkpoint.atoll`: the last round.
-- `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds of each
-  round and, for methods that compare clients, their similarity, mixing weights and clusters.
+- `seed-N/clients.npz`, written when a seed is finished: the clients' sizes, the seconds and pooled
+  counts of each round and, for methods that compare clients, their similarity, mixing weights and
+  clusters.
 - `model/seed-N/`: the model of the selected round (`experiment.model`).
 - `metrics.csv`, `ledger.csv` (`experiment.result`) and `result.json`, which marks the end.
 - `progress.json`: the state of a run that has not ended (`experiment.observers`).
@@ -57,7 +58,7 @@ SEED_DATA = ("clients.npz", "facts.npz")
 MEASURES = "federation.npz"
 PARTS = (CONFIG, RESULT, "progress.json", "metrics.*", "ledger.*", MEASURES, "seed-*", "model")
 """Files that a run writes into its folder, except those of other loggers."""
-MAX_CLIENTS = 200  # most clients whose K² pairs are compared
+MAX_CLIENTS = 200  # most clients that are compared in pairs
 MAX_EDGES = 300_000  # most edges of all clients that are measured, in about a second
 MEASURED = (
     *("clients", "nodes", "roles", "edges", "isolated", "mean_degree", "labels", "homophily"),
@@ -121,7 +122,10 @@ class RunFolder:
             self._measure(federation)
 
     def _measure(self, federation: Federation) -> Arrays:
-        """Measure and save how the clients differ. Return {} if measuring would take long."""
+        """Measure and save how the clients differ.
+
+        Return {} for sets of graphs, a single client, and federations that take too long.
+        """
         graphs = federation.graphs
         if federation.task.many_graphs or not 1 < len(graphs) <= MAX_CLIENTS:
             return {}
@@ -141,7 +145,7 @@ class RunFolder:
         _write_arrays(self.seed(seed) / PARTITION, ids)
 
     def files_of_start(self, seeds: Sequence[int]) -> set[Path]:
-        """Return the existing files of those that a run writes before its first round."""
+        """Return the files that a run writes before its first round, as far as they exist."""
         files = self.path / CONFIG, self.path / MEASURES
         found = (*files, *(self.seed(seed) / PARTITION for seed in seeds))
         return {path for path in found if path.exists()}
@@ -160,7 +164,7 @@ class RunFolder:
         return list(_read_arrays(self.seed(seed) / PARTITION).values())
 
     def write_seed(self, run: Run, config: RunConfig, method: Method) -> None:
-        """Write a finished seed's arrays and selected model. `method` is not `Noised`."""
+        """Write a finished seed's arrays and selected model. `method` excludes `Noised`."""
         wanted = run.experiment
         seed, federation = wanted.seed, wanted.federation
         self.write_clients(seed, run.history, wanted.method.diagnostics(run.server))
@@ -172,7 +176,7 @@ class RunFolder:
     def write_clients(
         self, seed: int, history: History, known: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """Write the clients' sizes, the seconds of each round, and the clients' relations."""
+        """Write the clients' sizes and relations, and each round's seconds and pooled counts."""
         cached = [(i, number) for i, rounds in enumerate(history.cached) for number in rounds]
         found = {
             "nodes": history.nodes,
@@ -227,7 +231,7 @@ class RunFolder:
 
     @cached_property
     def seed_data(self) -> tuple[Arrays, ...]:
-        """The arrays of every seed, empty for runs of earlier versions."""
+        """The arrays of every seed. They are empty if an earlier version saved none."""
         new, old = SEED_DATA
         folders = map(self.seed, self.config.all_seeds)
         return tuple(_read_arrays(path / new) or _read_arrays(path / old) for path in folders)
@@ -260,7 +264,7 @@ class RunFolder:
 
     @cached_property
     def result(self) -> Result:
-        """The result, as the run returned it. Scores have six digits, as in metrics.csv."""
+        """The result that the run returned, but scores have the six digits of metrics.csv."""
         config, about = self.config, self.summary
         metrics, ledger = (read_table(self.path, name) for name in ("metrics", "ledger"))
         same = ("weights", "select", "engine", "device", "environment", "federation")
@@ -299,7 +303,7 @@ def open_run(folder: str | Path) -> RunFolder:
 def read_result(folder: str | Path) -> Result:
     """Read the result of a finished run from its folder, as `atoll.run` returned it.
 
-    It needs no data, method or checkpoints. Scores have six digits, as in metrics.csv.
+    It needs no data, method or checkpoints. But scores have only the six digits of metrics.csv.
 
     Example:
         >>> import atoll

@@ -26,9 +26,10 @@ PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-n
 def tuned_process() -> Iterator[None]:
     """Apply settings that make small tensors several times as fast on a CPU.
 
-    Denormal numbers are zero until the end, because other code may rely on them. glibc keeps large
-    blocks: by default it returns each freed tensor above 128 KiB to the system, and the page faults
-    cost more than the arithmetic (an Adam step over ten clients: 6.2 ms, now 0.9 ms).
+    Denormal numbers are flushed to zero, but only until the end, because other code may rely on
+    them. On Linux, glibc keeps large blocks from now on. By default it returns freed tensors above
+    128 KiB to the system, and the page faults cost more than the arithmetic (an Adam step over ten
+    clients: 6.2 ms, now 0.9 ms).
     """
     flushed = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
@@ -55,7 +56,7 @@ def available_memory() -> int:
 
 
 def device_answers() -> bool:
-    """Return whether a GPU of this process still works. A kernel fault is permanent."""
+    """Return False if the GPU of this process fails. A process cannot repair a kernel fault."""
     try:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
@@ -65,7 +66,7 @@ def device_answers() -> bool:
 
 
 def cores() -> int:
-    """Return the processors that this process may use, by its affinity and its cgroup."""
+    """Return the number of processors that this process may use, by affinity and cgroup."""
     free = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.exists():
@@ -76,7 +77,7 @@ def cores() -> int:
 
 
 def choose_device(wish: str) -> torch.device:
-    """Return the device for "auto", "cpu", "cuda" or "cuda:1", and make it the current GPU."""
+    """Return the device for "auto", "cpu", "cuda" or "cuda:1". A numbered GPU becomes current."""
     name, _, number = wish.partition(":")
     if name != "cuda" or not number.isdecimal():
         check_name("device", wish, ("auto", "cpu", "cuda"))
@@ -113,7 +114,7 @@ def release_memory() -> None:
 
 
 def device_memory() -> int:
-    """Return the total bytes of the GPU's memory, or 0 without a GPU."""
+    """Return the total bytes of the current GPU's memory, or 0 without a GPU."""
     there = torch.cuda.is_available()
     return int(torch.cuda.get_device_properties(None).total_memory) if there else 0
 

@@ -32,7 +32,7 @@ class History:
 
     counts: np.ndarray  # training, validation and test nodes (or graphs) of each client, (K, 3)
     nodes: np.ndarray  # nodes (or graphs) of each client, (K,)
-    # By `SCORED`, for each round an array by client, role and metric (`columns`), (K, 3, 5).
+    # By `SCORED`, for each round an array by client, role and metric, (K, 3, len(columns)).
     scores: dict[str, list[np.ndarray]] = field(default_factory=lambda: {k: [] for k in SCORED})
     seconds: list[float] = field(default_factory=list)  # of each round, training and scoring
     cached: list[list[int]] = field(default_factory=list)  # rounds of cached models, by client
@@ -55,7 +55,7 @@ class History:
 
     def array(self, scored: str, metric: str, role: str) -> np.ndarray:
         """Return one number for each round and client, (R, K), or NaN if it is undefined."""
-        # Cache the stacked table of a round, because a result reads it hundreds of times.
+        # Cache the stacked tables of all rounds, because a result reads them hundreds of times.
         rounds, known = self.scores[scored], self._tables.get(scored)
         if known is None or len(known[1]) != len(rounds) or known[0] is not rounds[-1]:
             table = np.stack(rounds)
@@ -94,7 +94,7 @@ class History:
         return of_bins(metric, counts)
 
     def restore(self, checkpoint: Tree) -> None:
-        """Continue with the scores, seconds and traffic of a checkpoint."""
+        """Continue with the scores, pooled counts, seconds and traffic of a checkpoint."""
         self.scores = {name: list(rounds.numpy()) for name, rounds in checkpoint["scores"].items()}
         self.seconds = checkpoint["seconds"].tolist()
         self.ledger.restore(checkpoint["ledger"])
@@ -288,7 +288,11 @@ def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False
 def threshold_of(
     config: RunConfig, rule: Selection, history: History, positive: int
 ) -> Threshold | None:
-    """Choose the threshold by the run's rule on validation nodes after the selected round."""
+    """Choose the threshold by the run's rule on validation nodes after the selected round.
+
+    Return None without a rule, without bins, if the selected round differs between clients, or if
+    no threshold satisfies the rule.
+    """
     picked = rule.one_round(history)
     if config.threshold is None or picked is None:
         return None

@@ -1,7 +1,8 @@
 """Loggers that send the numbers of every round to other tools (`--log tensorboard`).
 
 Each tool is imported on demand. All tools get the same numbers: bytes, seconds, and every metric
-of every role for the deployed and the local models, as a mean with the protocol's weights.
+of every role for the deployed and the local models. A metric is a mean with the protocol's weights,
+but a chosen pooled metric is computed over all clients' nodes together.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class RoundLog(Observer):
         self.read: dict[int, int] = {}
 
     def new_rounds(self, seed: int, history: History) -> dict[int, dict[str, float]]:
-        """Return the numbers of each new round of this seed since the last call, from 1 on."""
+        """Return the numbers of this seed's rounds since the last call, by round, from 1 on."""
         first = self.next.get(seed, 0)
         self.next[seed] = max(first, history.rounds)
         entries, sent = history.ledger.entries, defaultdict[int, Counter[str]](Counter)
@@ -144,7 +145,7 @@ class MlflowLog(RoundLog):
 
     Numbers go to `MLFLOW_TRACKING_URI` or, if it is not set, into `mlflow.db` in the run's
     folder: `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`. Newer versions of MLflow refuse
-    plain files. `mlflow.json` stores the names of MLflow's runs for a resumed run.
+    plain files. `mlflow.json` stores the IDs of MLflow's runs for a resumed run.
     """
 
     package = "mlflow"
@@ -217,7 +218,7 @@ class MlflowLog(RoundLog):
         self.delivered = time.monotonic()
 
     def _new_run(self, name: str, title: str, tags: Mapping[str, str] | None = None) -> None:
-        """Create a run in MLflow, and save its name for a resumed run."""
+        """Create a run in MLflow, and save its ID for a resumed run."""
         artifacts = None
         if self.out is not None and self.uri.startswith("sqlite:"):
             artifacts = (self.out / "mlflow-artifacts").absolute().as_uri()

@@ -1,8 +1,8 @@
 """From predictions to numbers in a table: counts of each client, its metrics, means over clients.
 
-Scoring is a client step: a client predicts on its own graph and replies with counts only. Arrays
-have the axes (..., clients). NaN marks a client without such a number (an empty test set), which is
-excluded from every mean, never counted as right.
+Scoring is a client step: a client predicts on its own graph and replies with counts, its mean loss
+and its AUC (`Scores`). Arrays of metrics have the axes (..., clients). NaN marks a client without
+such a number (an empty test set), which is excluded from every mean, never counted as right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.core.task import Scores, macro_auc
 from atoll.core.tree import Tree, record, tree_map
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From counts by truth and score bin, (..., 2, B), and the bins' probabilities, (B,)."""
+"""A metric, (...,), from counts by truth and bin, (..., 2, B), and B bins' probabilities, (B,)."""
 SENT = {
     "confusion": "counts by true and predicted class",
     "loss": "its own mean loss",
@@ -75,7 +75,7 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _at_top(what: str, share: float) -> Formula:
-    """Return the formula of precision or recall of the top scores. Ties share a place."""
+    """Return the formula of precision or recall of the top `share`. A bin may count in part."""
 
     def formula(counts: np.ndarray, _: np.ndarray) -> np.ndarray:
         every = counts.sum(-2)
@@ -295,7 +295,8 @@ def toward(scores: Scores, positive: int) -> Scores:
 def score_numbers(scores: Scores, pooled: Sequence[str] = ()) -> np.ndarray:
     """Convert stacked scores to numbers, (..., 3, 5), or NaN if a number is undefined.
 
-    Metrics that are pooled elsewhere follow as numbers of each client.
+    The axes end with three roles and five `METRICS`. The metrics in `pooled` follow these, here as
+    numbers of each client.
     """
     confusion, auc = scores.confusion.numpy(), scores.auc.numpy()
     numbers = from_confusion(confusion)

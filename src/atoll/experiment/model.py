@@ -4,7 +4,7 @@
   the threshold if the run chose one (`experiment.threshold`).
 - `deployed.safetensors`: the tensors that the server deploys, for all clients or for each client.
 - `private.safetensors`, if predictions need it: tensors that only their owner has, by client.
-- `encoder.json`, if the data are the user's own: how columns become features.
+- `encoder.json`, if the data are the user's tables: how columns become features.
 - `MODEL_CARD.md`, after the run has finished: the facts in Markdown (`experiment.card`).
 """
 
@@ -106,13 +106,13 @@ class SelectedModel:
 
 
 def reads_states(method: Method) -> bool:
-    """Return whether predictions read private states. The default reads only private layers."""
+    """Return whether predictions may read private states. The default reads private layers."""
     overrides = type(method).predict is not Method.predict
     return overrides or bool(private_names(method.net))
 
 
 class ModelKeeper:
-    """Keep the best model so far while a run trains. Only such models are copied."""
+    """Keep a copy of the best model so far while a run trains."""
 
     def __init__(self, selection: Selection, method: Method, rounds: int) -> None:
         self.method, self.rule = method, selection
@@ -190,7 +190,7 @@ def write_model(
     federation: Federation,
     threshold: Threshold | None = None,
 ) -> None:
-    """Write a model, and how it was made."""
+    """Write the files of a model (see the module), except its card."""
     each = len(model.deployed) > 1
     content = encode(_named(model.deployed) if each else model.deployed[0])
     (folder / CARD).unlink(missing_ok=True)  # left over if the run was extended

@@ -1,4 +1,4 @@
-"""A client that never trains: it is held out, and scored with the global model."""
+"""A client that never trains: it is held out, and scored with the models of the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FirstDay:
     tested: int  # its test nodes (or graphs) in the first seed
     task: str  # "node" or "graph"
     metrics: Mapping[str, Mapping[str, Any]]  # mean, std and per_seed, by the metric's name
-    models: int = 1  # 1 for the global model, or all clients' models, whose scores are averaged
+    models: int = 1  # 1: the global model; more: all clients' models, whose scores are averaged
 
     def sentence(self, metric: str) -> str:
         """Return the result as a sentence, the given metric first."""
@@ -120,7 +120,7 @@ def scores_on(
 
 
 def seed_scores(run: Run, newcomer: Federation) -> dict[str, float]:
-    """Return every metric on a new client's test nodes, of the global model or of all models."""
+    """Return every metric on a new client's test nodes: of the global model, or `over_models`."""
     model, graph = kept_model(run), newcomer.graphs[0]
     if run.experiment.method.scored_as() == "global":
         return scores_on(run, model, graph, None, graph.test)

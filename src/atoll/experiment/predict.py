@@ -1,8 +1,8 @@
 """Predictions of a finished run's model: for a separate graph, or for new nodes of the old graph.
 
-The run's engine computes with the model of the selected round, so that old nodes get the logits
-of their training, bit for bit. A graph that is too large for memory is cut into blocks of nodes,
-each with all nodes that its predictions depend on.
+The run's engine computes with the model of the selected round. On the training graph and the same
+kind of device, the logits are those of the run, bit for bit. A graph that is too large for memory
+is cut into blocks of nodes, each with all nodes that its predictions depend on.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Trained:
             raise DataError(f"'{name}' {has}; give data like the training data")
 
     def logits(self, parts: Sequence[Part], engine: str | None = None) -> list[np.ndarray]:
-        """Return the requested logits of each part, computed by the run's engine."""
+        """Return the requested logits of each part. By default the run's engine computes them."""
         graphs, method = tuple(part.graph for part in parts), self.method
         trees = [self.model.of_client(self.place(part.client)) for part in parts]
         message: Message = ToAll(self._there(trees[0][0]))
@@ -266,8 +266,8 @@ def predict(
             nodes. Otherwise they are a separate graph, and every edge joins two of its nodes.
         client: The owner of all new nodes. By default their owner column or folder names it.
         seed: A seed of the run. The default is its first seed.
-        device: "auto", "cpu" or "cuda".
-        block: Nodes that are predicted at a time. By default as many as fit into memory.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        block: Nodes that are predicted at a time. By default all, or 65536 if memory is too small.
         threshold: Least probability of the positive class for an alert. By default the run's own.
         method: The method object of a run that was started with one.
     """
@@ -305,7 +305,7 @@ def predict_with(
 def prepare(
     trained: Trained, source: Source, start: int, client: str | None
 ) -> tuple[Source, np.ndarray]:
-    """Prepare a graph as for training, and return the client of each node."""
+    """Return the graph, prepared as for training, and the client of each node."""
     trained.check_width(source.num_features, source.name)
     if source.classes > trained.method.net.classes:
         has = f"'{source.name}' has {source.classes} classes, more than training saw"

@@ -69,7 +69,7 @@ def parse_privacy(text: str) -> dict[str, Any]:
 
 
 def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
-    """Make and check the options."""
+    """Make the options of `--dp` from text or plain values, and check them."""
     plain = parse_privacy(given) if isinstance(given, str) else dict(given)
     for key in ("clip", "noise"):
         if key not in plain:
@@ -88,7 +88,7 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
 
 
 def need_accountant() -> None:
-    """Raise a one-sentence error if the extra is not installed."""
+    """Raise a one-sentence error if dp-accounting is not installed."""
     if find_spec("dp_accounting") is None:
         problem = "differential privacy is accounted for by dp-accounting, which is not installed"
         raise ConfigError(f"{problem}: pip install 'atoll-fgl[privacy]'")
@@ -103,7 +103,7 @@ def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:
 
 
 def epsilon(precision: float, delta: float) -> float:
-    """Return epsilon of Gaussian releases with a sum of 1/z² of `precision`: inf without noise."""
+    """Return epsilon of Gaussian releases. `precision` is the sum of 1/z², or inf without noise."""
     if precision in (0, math.inf):
         return float(precision)
     import dp_accounting
@@ -112,7 +112,7 @@ def epsilon(precision: float, delta: float) -> float:
 
 
 def release(noise: float) -> float:
-    """Return the amount that one release adds to `precision`."""
+    """Return the amount that one release adds to the precision (`epsilon`): 1/z²."""
     return 1 / noise**2 if noise**2 else math.inf  # the square of a tiny number is 0
 
 

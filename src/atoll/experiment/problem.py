@@ -68,7 +68,7 @@ class Division:
     notes: list[str]  # of the loader
     config: RunConfig  # with every choice named; the data may determine the partition
     newcomer: Federation | None = None  # a client that never trains
-    whole: Federation | None = None  # the clients with nodes that arrive after training
+    whole: Federation | None = None  # the clients with all nodes, if some arrive after training
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Problem:
 
     @property
     def cache(self) -> Cache | None:
-        """Return the cache for the clients of these data, or None for the user's own data."""
+        """Return the cache for clients, or None for the user's own data or if caching is off."""
         users = self.data is not None or is_own(self.config.data)
         return None if users else Cache.of_environment()
 
@@ -226,7 +226,7 @@ class Problem:
         )
 
     def prepare(self, source: Source) -> tuple[Source, RunConfig]:
-        """Prepare one graph by the protocol. Return it, and the configuration with its owners."""
+        """Return one graph, prepared by the protocol, and the configuration with its partition."""
         config = with_own_partition(self.config, source, self.given)
         for name in self.rules.prepare:
             source = PREPARATIONS[name](source)
@@ -256,7 +256,7 @@ def _cached(config: RunConfig, path: Path) -> Division:
 
 
 def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list[str]]:
-    """Load a federation from its file. Return it, and a sentence on its origin."""
+    """Load a federation from its file. Return it, and notes on its origin."""
     path, needed, free = config.data, memory_needed(config.data), available_memory()
     keys = ("partition", "split", "seed", "protocol", "sha1")
     known = [f"{key} {header.about[key]}" for key in keys if header.about.get(key) is not None]
@@ -272,7 +272,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
 
 
 def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
-    """Partition data as a run with this configuration would, and write the clients to a file."""
+    """Partition data as a run would, and save the clients. Return the file and the clients."""
     if data_header(given) is not None:
         raise ConfigError(f"'{given.data}' is divided already; give data that are not")
     out = new_file(out)
@@ -321,7 +321,7 @@ def nearly_single_class(
 
 
 def uneven_features(federation: Federation) -> list[str]:
-    """Return a warning if the largest values of two columns differ by 1e3, otherwise []."""
+    """Return a warning if the scales of two columns differ by a factor of 1e3, otherwise []."""
     largest = torch.zeros(federation.features)
     if isinstance(federation.graphs, LazyGraphs):
         return []
@@ -350,7 +350,7 @@ class FederationCache:
     """A cache of the federations of several runs, each loaded and partitioned once.
 
     When the memory is full, the oldest entries with other data or partitions are evicted. Other
-    seeds of the same data are kept, because runs that cycle through all seeds would always miss.
+    seeds of the same data are kept: otherwise runs that cycle through all seeds would always miss.
     The limit is in bytes. None takes a share of the free memory. `make` may be a function around
     `Problem.divide`, which for example hides the test nodes.
     """
@@ -405,8 +405,11 @@ def group_of(config: RunConfig) -> str:
 
 
 def name_configuration(config: RunConfig, method: object = None, data: Data | None = None) -> str:
-    """Return a fingerprint of everything that determines the numbers, for checkpoints."""
-    # The folder of a run does not matter. Engines agree only to rounding, so they do.
+    """Return a fingerprint of the options that determine the numbers, for checkpoints.
+
+    It includes the fields of a method object, and the shapes of a data object.
+    """
+    # The folder of the data does not matter. Engines agree only to rounding, so they matter.
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
     header = data_header(config) if data is None else None
     if header is not None:  # the same clients, wherever the file is

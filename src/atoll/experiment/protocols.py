@@ -1,7 +1,8 @@
 """Protocols that make results comparable: one strict protocol for all, and each paper's own.
 
-A protocol fixes the data's preparation, partition and split, the scored model, its mean and its
-selection, and the defaults of width, rate and budget. Command-line options override it.
+A protocol fixes the data's preparation, partition and split, the model that is scored, the mean
+over clients, and the rule that selects a round. It also has defaults of hyper-parameters, rounds
+and epochs. Command-line options override most of these choices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Protocol:
 
     name: str
     about: str
-    prepare: tuple[str, ...] = ("undirected",)  # names from `data.prepare`, in order
+    prepare: tuple[str, ...] = ("undirected",)  # names from `data.divide.PREPARATIONS`
     partition: str = "louvain"
     split: str = "stratified"
     ratios: tuple[float, float, float] | None = None  # None: the ratios of the split

@@ -197,17 +197,18 @@ class Result:
         return {name: value for name, value in out.items() if not np.isnan(value)}
 
     def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
-        """Return a metric of each client, (S, K), at the round that the protocol selects."""
+        """Return a metric by seed and client, (S, K), at the round that the protocol selects."""
         rule = self.selection
         return np.stack([rule.of_clients(seed.history, metric, role) for seed in self.seeds])
 
     def curve(
         self, metric: str | None = None, role: str = "test", scored: str | None = None
     ) -> np.ndarray:
-        """Return a metric after each round, as the protocol's mean over clients, (S, R).
+        """Return a metric by seed and round, (S, R), as the protocol's mean over clients.
 
-        The role is "train", "val" or "test". The model is "deployed" or "local" (`scored`). The
-        defaults are the data set's metric and the model that the result reports.
+        A pooled metric is computed over all clients' nodes instead. The role is "train", "val" or
+        "test". The model is "deployed" or "local" (`scored`). The defaults are the metric that
+        selects the round, and the model that the result reports.
         """
         rule, metric = self.selection, metric or self.metric
         rule = replace(rule, scored=scored or rule.scored)
@@ -241,7 +242,8 @@ class Result:
     def confusion(self, role: str = "test") -> np.ndarray | None:
         """Return counts of all clients and seeds by true and predicted class, (C, C).
 
-        They are from the selected rounds. Return None if counts are unknown or rounds differ.
+        They are from the selected rounds. Return None if counts are unknown, or if the selected
+        round differs between clients.
         """
         rule, found = self.selection, []
         for seed in self.seeds:
@@ -263,7 +265,7 @@ class Result:
         }
 
     def bytes(self) -> dict[str, int]:
-        """Return the training traffic of all seeds. The ledger lists scoring separately."""
+        """Return the bytes "up" and "down" of training in all seeds. Scoring is not included."""
         return {way: sum(s.ledger.total(way) for s in self.seeds) for way in ("up", "down")}
 
     def summary(self) -> dict[str, Any]:
@@ -289,7 +291,7 @@ class Result:
         }
 
     def save(self, out: str | Path, *, tables: bool = True) -> None:
-        """Write a folder, each file in one step. The `tables` of all rounds may be large."""
+        """Write the result to a folder. Without `tables`, omit the large tables of all rounds."""
         out = Path(out)
         names = ("hyperparameters", "metric", "weights", "select", "environment", "federation")
         whole = self.summary() | {"out": str(out)} | {name: getattr(self, name) for name in names}
@@ -314,7 +316,7 @@ class Result:
 def metrics_table(
     seeds: Mapping[int, History], deployed: str, names: Sequence[str] = ()
 ) -> Columns:
-    """Return seed, round, client, its name if any, scored model and all metrics of all roles."""
+    """Return the columns of metrics.csv. `names` are the clients' names, if they have any."""
     blocks = [
         (seed, number, deployed if scored == "deployed" else scored, table)
         for seed, history in seeds.items()
@@ -341,7 +343,7 @@ def score_names(metrics: Sequence[str] = METRICS) -> list[str]:
 
 
 def ledger_table(seeds: Mapping[int, Ledger]) -> Columns:
-    """Return seed, round, step, client and the transferred bytes."""
+    """Return the columns of ledger.csv: seed, round, step, client and the transferred bytes."""
     entries = [(seed, entry) for seed, ledger in seeds.items() for entry in ledger.entries]
     sizes = [entry.size for _, entry in entries]
     none = np.empty(0, dtype=np.int64)

@@ -1,8 +1,8 @@
 """One experiment: one method on one federation with one seed, round by round.
 
-After every round each client scores two models on its own graph: the *deployed* model (from
-`method.deploy`) and the *local* model (directly after its training). The protocol determines which
-of the two a result reports.
+After every round each client scores the *deployed* model (from `method.deploy`) on its own graph.
+Each client that took part also scores its *local* model (directly after its training). The protocol
+determines which of the two a result reports.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ class Experiment:
         engine: A name among `engines.base.ENGINES`, or a factory of engines.
         chunk: Most clients in one program of the fused engine. 0: automatic.
         batching: How clients cut their training into steps. None: as the federation says.
-        auc: Whether to compute ROC curves each round. None: for two classes.
+        auc: Whether to compute the area under the ROC curve each round. None: for two classes.
         metric: A metric that the user chose: clients of two classes count their scores in bins.
         positive: The number of the positive class of such metrics.
         train_every: Score the training part every n rounds, and always in the last round. None: 1
             for nodes, which cost nothing, and 10 for graphs.
         compat: Names from `protocols.COMPAT`.
-        start: Returns the models of an earlier run to start from, and its name. None: random.
+        start: A function that returns the models of an earlier run to start from, and that run's
+            name. None: random.
         keep: The rule that selects the round whose model is kept (`experiment.model`), or None.
         replay: Whether to record and replay rounds (`Replay`). None: on a GPU with the fused
             engine. Elsewhere a replay repeats the same work, which only tests need.
@@ -101,7 +102,7 @@ class Experiment:
         on_round: Callable[[History], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Run:
-        """Run, or continue from `checkpoint` if it exists and has the same fingerprint.
+        """Run, or continue from `checkpoint` if it exists. Its fingerprint must be the same.
 
         Checkpoints are written at most every `every_seconds` (0: also before the first round), at
         the end, and when stopped. `on_round` is called after each round, or after several rounds
@@ -210,7 +211,7 @@ class Run:
         return self.history.rounds >= self.experiment.rounds
 
     def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
-        """Start, or continue from the checkpoint if it exists."""
+        """Start, or continue from the checkpoint if it exists. Refuse another fingerprint."""
         if checkpoint is None or not checkpoint.exists():
             self.start()
             return
@@ -257,7 +258,7 @@ class Run:
             self.one_round()
 
     def kinds_ahead(self, runs: int = 1) -> list[bool]:
-        """Return for the next rounds, as many as may be replayed, whether training is scored."""
+        """Return whether each of the next rounds that may be replayed scores the training part."""
         number, seconds = self.history.rounds, self.history.seconds
         left = self.experiment.rounds - number
         ahead = rounds_ahead(left, runs * seconds[-1]) if seconds else 1
@@ -365,7 +366,7 @@ class Run:
 
 
 def stage_of(replay: Replay[Outcome], kinds: Sequence[bool]) -> str:
-    """Return the name of a replay's next stage. The first round of a kind is recorded."""
+    """Return the clock's name of the next round: "recording" for the first one of its kind."""
     return "training" if kinds[0] in replay.takes else "recording"
 
 
@@ -384,7 +385,7 @@ def _score_local(method: Method, chosen: Participants, evaluator: Evaluator) -> 
 
 
 def check_task(method: Method, federation: Federation) -> None:
-    """Refuse a method, or its network, that does not support the clients' task."""
+    """Refuse a method or network that does not support the clients' task or growing graphs."""
     task, name = federation.task.name, type(method).__name__
     have = f"the clients of '{federation.name}' have {task}s to classify"
     if task not in method.tasks:

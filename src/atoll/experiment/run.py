@@ -42,7 +42,7 @@ SAVE_EVERY = 10.0  # least seconds between two checkpoints
 
 
 class Stopped(Exception):
-    """The user stopped the run. Everything up to the last round is saved."""
+    """The user stopped the run. A run with a folder is saved up to the last round."""
 
     def __init__(self, out: Path | None, seed: int, rounds: int) -> None:
         super().__init__()
@@ -112,9 +112,10 @@ def resume(
     log: str | Sequence[str] = (),
     clock: Clock = OFF,
 ) -> Result:
-    """Continue a stopped run. A finished run is only read, or trained for more `rounds`.
+    """Continue a stopped run, or extend a run to `rounds` rounds in total.
 
-    A run that was started with an object (method, data, engine) needs the same object again.
+    Without `rounds`, a finished run is not trained further. A run that was started with an object
+    (method, data, engine) needs the same object again.
 
     Examples:
         >>> import atoll

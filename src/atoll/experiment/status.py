@@ -1,7 +1,8 @@
 """The events of a study, and the status of a run or a study while another process works on it.
 
-`events.jsonl` gets a line whenever a cell begins, ends, fails or is stopped. Several processes may
-write. A killed process may leave half a line: readers skip it, and the next writer begins another.
+A cell is one run of a study. `events.jsonl` gets a line whenever a cell begins, ends, fails, or is
+pruned or stopped. Several processes may write. A killed process may leave half a line: readers skip
+it, and the next writer begins a new line.
 
 A status is read from files only, without locks and without torch, so it costs little. A killed
 process cannot report its own death, so the status has the seconds since the last sign of life.
@@ -57,7 +58,7 @@ def failures(folder: Path) -> dict[str, str]:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Append one line."""
+    """Append an event to events.jsonl, as one line."""
     with (folder / EVENTS).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         line = json.dumps(event).encode() + b"\n"
@@ -182,7 +183,7 @@ class StatusReader:
         return states
 
     def _now(self, running: str, events: Sequence[Json]) -> tuple[Json, float | None, bool]:
-        """Return a cell's progress, its silent seconds if too many, and if its process ended."""
+        """Return a cell's progress, its silent seconds if too many, and whether it has died."""
         path = self.folder / "cells" / running / "progress.json"
         begun = next(e["at"] for e in reversed(events) if e["cell"] == running)
         sign, progress = max(time.time() - begun, 0.0), _json(path) or {}

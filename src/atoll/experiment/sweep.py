@@ -1,4 +1,4 @@
-"""Training of several runs as one program, if they differ only in data, noise and numbers."""
+"""Training of several runs as one program, if only data, seed and float settings differ."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Sweep:
                 self.part(self.replay.refused)
 
     def advance(self) -> list[int]:
-        """Play one round, or several replayed ones. Return the positions of the runs."""
+        """Play one round, or several replayed ones. Return the positions of the runs that did."""
         if self.replay is None:
             # As without a sweep: the first run finishes before the next one begins.
             first = next(place for place, run in enumerate(self.runs) if not run.finished)
@@ -121,7 +121,7 @@ class Sweep:
             run.finish()
 
     def part(self, reason: str) -> None:
-        """Continue one by one."""
+        """Train the runs one by one from now on, for this reason."""
         if self.replay is not None:
             self.replay.let_go()
         self.replay, self.apart = None, reason
@@ -149,7 +149,7 @@ def run_together(
     should_stop: Callable[[], bool] | None = None,
     or_not_at_all: bool = False,
 ) -> list[Run]:
-    """Run experiments that differ in seed, data and numbers only, at once if possible.
+    """Run experiments: as one program if possible (`why_one_by_one`), otherwise one by one.
 
     If the device's memory is too small for all, they are run in halves, then with ever fewer
     clients in one program. If one client does not fit, `DeviceFull` is raised. Each run has a

@@ -25,7 +25,7 @@ RULES = {
 }
 """The form of each rule, and its goal."""
 THRESHOLD = "threshold.toml"
-"""The file of a site's own threshold, in the folder of a run whose scores stay there."""
+"""The file of a site's own threshold, in the folder of a run whose scores stay at the site."""
 _NUMBER = r"([\d.]+(?:e[+-]?\d+)?)"  # ASCII only: a card repeats it, and float() accepts more
 _AT = re.compile(rf"(recall|precision)@(precision|recall)={_NUMBER}", re.ASCII)
 _COST = re.compile(rf"cost:{_NUMBER},{_NUMBER}", re.ASCII)
@@ -65,7 +65,8 @@ class Rule:
     def best(self, true: np.ndarray, false: np.ndarray) -> int | None:
         """Return the lowest bin that alerts, or None if no bin satisfies the rule.
 
-        The arguments are true and false alerts by lowest bin. Ties go to the fewest alerts.
+        The arguments are the numbers of true and of false alerts for each possible lowest bin.
+        Ties go to the fewest alerts.
         """
         positives, alerts = true[0], true + false
         precision = true / np.maximum(alerts, 1)

@@ -49,7 +49,7 @@ class Unseen:
 
 
 def part_unseen(federation: Federation) -> tuple[Federation, Federation | None]:
-    """Return the clients for training, and the whole clients, or None without new nodes."""
+    """Return the clients without new nodes, and the whole clients, or None if no node is new."""
     if not str(federation.about.get("split", "")).startswith("unseen"):
         return federation, None
     small = each(partial(at_stage, stage=0), federation.graphs)
@@ -93,7 +93,7 @@ def check_unseen(method: Method, select: str, evaluate: str | None) -> None:
 
 
 def unseen_scores(run: Run, whole: Federation) -> Scores:
-    """Return every metric of a finished run's selected model, for each kind of new nodes."""
+    """Return the scores (`METRICS`) of a run's selected model for each kind of new nodes."""
     model, found = kept_model(run), {}
     for kind, role in KINDS.items():
         rows, counts = list[dict[str, float]](), list[int]()
@@ -106,7 +106,7 @@ def unseen_scores(run: Run, whole: Federation) -> Scores:
 
 
 def mean_scores(rows: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float]:
-    """Return means over clients, weighted by nodes, of all metrics that some client has."""
+    """Return means over clients, weighted by nodes, of those `METRICS` that some client has."""
     table = {name: np.array([row.get(name, np.nan) for row in rows]) for name in METRICS}
     known = {name: values for name, values in table.items() if not np.isnan(values).all()}
     return {k: float(mean_over_clients(v, np.array(counts))) for k, v in known.items()}
