@@ -1,10 +1,10 @@
 """Reproduce a table: every published number, our number, and a verdict on the two.
 
-A cell is one run of a study (`atoll.studies.study`). Its name depends on the options that determine
-its numbers, so tables and protocols share a run, and a second call runs only missing runs.
+The name of a run in the study (`atoll.studies.study`) depends on the options that determine its
+numbers. Therefore tables and figures share a run, and a second call runs only missing runs.
 
 study.json lists all calls under "looks". Therefore a partial call keeps the files of a table
-complete, and `atoll report` finds all calls. Calls with fewer rounds make separate tables.
+complete, and `atoll report` finds all calls. Calls with other rounds make separate tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
 LAST = ":last"  # after the name of a protocol: the last round instead of the selected round
-TOLERANCE = 1.5  # points between a published number and ours, or its deviation if larger
+TOLERANCE = 1.5  # maximum difference in points, or the published deviation if larger
 Spread = tuple[float, float | None, int]  # mean, standard deviation and number of seeds
 Done = Container[str] | None  # names of runs that need no data; None: all
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # columns that `--only` accepts
@@ -111,7 +111,7 @@ class Reproduction:
         return compatible(self.paper, row.printed.metric, row.printed.value, row.printed.std, ours)
 
     def counts(self) -> dict[str, int]:
-        """Count the rows of each verdict, by its first word or two."""
+        """Count the rows of each verdict, without its reason."""
         return dict(Counter(self.verdict(row).partition(":")[0] for row in self.rows))
 
 
@@ -127,9 +127,10 @@ def compatible(
 ) -> bool | None:
     """Return whether published and our values differ by at most two standard errors.
 
-    `ours` contains the values of each draw of the data, and all runs have equal weight. The
-    published mean has the recipe's number of runs, and our deviation if none is published. If only
-    seeds differ, about nine of ten cells agree. The result is None if we have no deviation.
+    `ours` contains a `Spread` for each draw of the data, and all runs have equal weight. The
+    published mean has the recipe's number of runs. It has our deviation if the paper publishes none
+    over runs. If only seeds differ, about nine of ten cells agree. The result is None for gains, or
+    if we have no deviation.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
