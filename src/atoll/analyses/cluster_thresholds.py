@@ -91,7 +91,7 @@ class ThresholdProposal:
         return float(1 - np.median(last) / np.median(third))
 
     def first_split(self, eps1: float, eps2: float) -> float:
-        """Return the round of the first split with these thresholds, from 0, or NaN."""
+        """Return the first round, counted from 0, that splits with these thresholds, or NaN."""
         meets = (self.together < eps1) & (self.largest > eps2)
         meets[: self.may_split] = False
         return float(meets.argmax()) if meets.any() else float("nan")
@@ -202,7 +202,7 @@ def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
 
 
 def reasons(found: ThresholdProposal) -> list[str]:
-    """Return one line for each of the two numbers, and one for their effect."""
+    """Return one line for each threshold, and one for the first split."""
     first = found.first_split(found.eps1, found.eps2)
     when = f"in round {first:.0f}" if np.isfinite(first) else "in none of these rounds"
     return [

@@ -128,7 +128,10 @@ class ClusterStudy:
         return np.asarray(np.divide(total, count, out=np.full(len(last), np.nan), where=count > 0))
 
     def chance(self, matrix: np.ndarray) -> float:
-        """Return the fraction of random clusters of the same sizes that are at least as similar."""
+        """Return the fraction of random clusters of the same sizes that are at least as similar.
+
+        The `matrix` contains the heterogeneity of pairs. Without splits, the result is NaN.
+        """
         found, rng = inside(matrix, self.label[-1]), np.random.default_rng(0)
         if not np.isfinite(found) or not self.splits:
             return float("nan")

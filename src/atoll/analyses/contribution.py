@@ -143,7 +143,7 @@ class Contribution:
 
 
 def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the client's row, (C,), and the mean of the other defined rows, (C,)."""
+    """Return the client's row, (C,), and the mean of the others' defined values, (C,)."""
     others = np.delete(values, client, axis=0).T
     return values[client], mean_over_clients(others, np.ones(others.shape[1]))
 
@@ -161,7 +161,7 @@ def mean(values: np.ndarray) -> float:
 
 
 def std(values: np.ndarray) -> float | None:
-    """Return the standard deviation over the seeds with a number, or None for one seed."""
+    """Return the standard deviation over the seeds with a number, or None for fewer than two."""
     known = values[np.isfinite(values)]
     return float(known.std(ddof=1)) if known.size > 1 else None
 

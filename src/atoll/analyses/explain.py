@@ -68,7 +68,7 @@ class Explanation:
     bytes_shared: int  # bytes of the shared networks and of the client's weight in the average
 
     def weights(self, *, alike: bool) -> np.ndarray:
-        """Return the weights of all edges inside classes, or between classes."""
+        """Return the weights of all edges inside classes (`alike`), or between classes."""
         return np.concatenate([c.weight[c.alike == alike] for c in self.clients])
 
 
@@ -128,7 +128,7 @@ def _norm(loops: Sparse, weight: Tensor) -> float:
 
 
 def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object]:
-    """Return one folder per client with its edges, a summary and the picture, for `write_all`."""
+    """Return each client's edges, in its own folder, a summary and the picture, for `write_all`."""
     clients = enumerate(found.clients)
     edges = {f"client-{number}/edges.{form}": _edges(own, form) for number, own in clients}
     inside, between = (found.weights(alike=alike) for alike in (True, False))
@@ -375,7 +375,7 @@ def _without_neighbour(graph: Tensors, place: int) -> Tensors:
 
 
 def node_tables(found: NodeExplanation) -> list[Table]:
-    """Make tables of the features and neighbours that decided."""
+    """Make tables of the features and neighbours with the largest effect."""
     p, name = found.probability, found.label
     title = f"Node {found.node} of client {found.client or 'unknown'}: {name}, probability {p:.3f}"
     rows = [(r.name, f"{r.value:.3g}", *_numbers(r, p)) for r in found.features]

@@ -64,7 +64,7 @@ class Linear:
         return np.asarray(pinv(self.laplacian @ self.x, SMALL) @ self.y)
 
     def matrix(self, kind: str) -> ndarray:
-        """Return L, X or Y."""
+        """Return L for structure, X for features, or Y for task."""
         return {"structure": self.laplacian, "features": self.x, "task": self.y}[kind]
 
     def changed(self, kind: str, share: float, rng: np.random.Generator) -> Linear:
@@ -86,7 +86,7 @@ class Linear:
 
 
 def bound(one: Linear, other: Linear, kind: str) -> float:
-    """Return the right side of Eq. 12, 16 or 19, for two graphs that differ in one kind."""
+    """Return the right side of Eq. 12, 16 or 19, for graphs that differ only in this kind."""
 
     def square(matrix: ndarray) -> float:
         return float(norm(matrix, 2) ** 2)

@@ -274,7 +274,7 @@ def _seconds(cost: tuple[float, float], rounds: int) -> float:
 
 
 def _same(one: Federation, other: Federation) -> bool:
-    """Return whether all clients have the same training nodes."""
+    """Return whether the clients of two federations have the same training nodes."""
     pairs = zip(one.graphs, other.graphs, strict=False)
     return len(one) == len(other) and all(torch.equal(a.train, b.train) for a, b in pairs)
 

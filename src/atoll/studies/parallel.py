@@ -125,7 +125,7 @@ class Schedule:
             alike.append(task)
 
     def take(self, last: RunGroup | None) -> RunGroup | None:
-        """Return the next task for a process with this last task, or None if no task fits."""
+        """Return the next task for a process whose last task is `last`, or None if no task fits."""
         left = self.room - sum(task.memory for task in self.under_way.values())
         for tasks in self._in_order(last):
             for place, task in enumerate(tasks):

@@ -1,8 +1,8 @@
 """A study: many runs in one folder. Each run is completed once, even after interruptions.
 
-`STUDY/study.json` describes the study. Runs that differ only in numbers share one program if this
-saves time, and several processes may share the work (`studies.parallel`). Each run still has the
-same folder (`studies.study_run`), events and errors as a separate run.
+`STUDY/study.json` describes the study. Runs that differ only in numeric hyper-parameters share one
+program if this saves time, and several processes may share the work (`studies.parallel`). Each run
+still has the same folder (`studies.study_run`), events and errors as a separate run.
 """
 
 from __future__ import annotations

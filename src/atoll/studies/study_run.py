@@ -94,7 +94,7 @@ class StudyObserver:
         """Handle the end of a run, also of a run that was only read."""
 
     def should_stop(self) -> bool:
-        """Return whether to stop several processes, also if no run has begun."""
+        """Return whether to stop a study in several processes, even before a run has begun."""
         return False
 
 
@@ -285,7 +285,7 @@ def why_apart(one: RunConfig, other: RunConfig) -> str:
 def run_program(
     group: Sequence[StudyRun], observe: Observe, settings: StudySettings
 ) -> list[Result]:
-    """Run all seeds of runs that differ only in numbers, in one program.
+    """Run all seeds of runs that differ only in numeric hyper-parameters, in one program.
 
     Each run gets the same results, files and checkpoints as with `RunPlan.run` in its folder, which
     may contain a stopped run. `Parted` means that the runs cannot share a program, and that

@@ -50,7 +50,7 @@ MakeMethod = Callable[..., Method]  # a method's class, or a function: net -> me
 
 
 class ContractBroken(AssertionError):
-    """Raised if a method breaks the contract. The message names the part and the place."""
+    """Raised if a method breaks the contract. The message names the property and the place."""
 
 
 def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:

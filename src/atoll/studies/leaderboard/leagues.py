@@ -69,7 +69,7 @@ class League(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All leagues."""
+    """All leagues, with the data sets and partitions that they share."""
 
     run: Json  # options of every run
     frozen: str = ""  # the last commit that changed Reef; empty: not yet
@@ -89,7 +89,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 @cache
 def read_leagues() -> Recipe:
-    """Read the recipe of this package."""
+    """Read `recipes/leaderboard.toml` of this package."""
     text = (RECIPES / "leaderboard.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Recipe)
 
@@ -243,9 +243,9 @@ def _task(config: RunConfig) -> str:
 
 
 def tuned_run(entry: Entry, rows: Mapping[Key, Row]) -> StudyRun | None:
-    """Return the run of the best trial's settings, or None if a trial is missing.
+    """Return an entry's run with the settings of its best trial, or None if a trial is missing.
 
-    The first wins ties. A diverged trial is worse than any other.
+    The first trial wins ties. A diverged trial is worse than any other.
     """
     by_recipe = {row.recipe: row for row in rows.values()}
     if not all(recipe in by_recipe for recipe in entry.trials):

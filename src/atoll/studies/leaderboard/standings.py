@@ -40,7 +40,7 @@ class Standings:
         return len({data for data, _ in self.problems})
 
     def tests(self, reference: str) -> list[PairedTest]:
-        """Test every other method against the reference. Without its rank, there are no tests."""
+        """Test every other method against the reference, or return [] if it is not ranked."""
         scores = dict(zip(self.methods, self.scores.T, strict=True))
         return against(reference, scores) if reference in scores else []
 

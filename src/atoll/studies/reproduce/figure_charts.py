@@ -219,7 +219,7 @@ def draw_similarity(drawing: Drawing) -> Illustration:
 
 
 def draw_distance(drawing: Drawing) -> Illustration:
-    """Plot the distance between different clients' outputs for one class, with a bar per method."""
+    """Plot the distance of two clients' outputs for nodes of the same class, a bar per method."""
     methods, panels, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
         marks: list[Mark] = []
@@ -256,7 +256,7 @@ def _distances(folder: Path) -> list[float]:
 
 
 def draw_contribution(drawing: Drawing) -> Illustration:
-    """Plot the effect of the first client on each class, for each way in which clients differ."""
+    """Plot the effect of the first client on each class, for each `vary` of `contribution`."""
     pictures, rows = {}, []
     for point in drawing.points:
         found = contribution(point.run.config, client=0, vary=str(point.x.label))
@@ -346,7 +346,7 @@ def draw_pairs(drawing: Drawing) -> Illustration:
 
 
 def draw_violins(drawing: Drawing) -> Illustration:
-    """Plot the clients' gains over local training, with two halves of a violin per method."""
+    """Plot the clients' gains over local training: a violin per method, each half one variant."""
     methods, panels, rows = drawing.methods(), [], []
     sides = [variant.label for variant in drawing.recipe.x]
     for dataset in drawing.datasets():

@@ -116,7 +116,7 @@ class FigureRecipe(_Part, frozen=True):
 
 
 class SearchRecipe(_Part, frozen=True):
-    """A search for a paper's tuned settings: successive grids, each around the last choice."""
+    """A search for a paper's tuned settings. Each grid starts from the previous grid's choice."""
 
     stages: tuple[dict[str, tuple[Value, ...]], ...]
     clients: int = 10
@@ -132,7 +132,7 @@ class Change(_Part, frozen=True):
 
 
 class PaperRecipe(_Part, frozen=True):
-    """A whole file. `paper_only` applies to all methods, under the paper's protocol."""
+    """A paper's whole recipe. `paper_only` applies to all methods, under the paper's protocol."""
 
     title: str
     protocol: str
@@ -249,7 +249,7 @@ class Paper:
         return self.recipe.methods[name]
 
     def why_not(self, dataset: str, method: str, root: str | None) -> str:
-        """Return a sentence if a cell has no run here, otherwise ""."""
+        """Return why a cell has no run here, or ""."""
         return self._method(method).reason or absent(self.data_name(dataset), root)
 
     def data_name(self, dataset: str) -> str:

@@ -76,7 +76,7 @@ class ReproducedRow:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A reproduced table. Its rows have the order of the published table."""
+    """A reproduced table. Its rows have the order of `in_order`."""
 
     paper: Paper
     table: str
@@ -166,7 +166,10 @@ class Wanted:
         return (own, STRICT) if self.both else (own,)
 
     def looks(self, paper: Paper, table: str) -> tuple[str, ...]:
-        """Return the protocols, and variants of the paper's: its last round, other draws."""
+        """Return the protocols, and variants of the paper's protocol.
+
+        These are its last round and, with `both`, other data seeds (`TableRecipe`).
+        """
         own, recipe = paper.recipe.protocol, paper.recipe.tables[table]
         more = [LAST] if recipe.last_round else []
         more += [f":{seed}" for seed in recipe.draws if self.both]
@@ -248,7 +251,7 @@ def _aliases(paper: Paper, name: str, column: str) -> list[str]:
 
 
 def plan_table(paper: Paper, table: str, wanted: Wanted, done: Done = ()) -> list[ReproducedRow]:
-    """Plan the rows of a table. Runs in `done`, or all (None), need no data."""
+    """Plan the rows of a table. Runs named in `done` need no data. None means all runs."""
     if reason := paper.recipe.tables[table].reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
@@ -400,7 +403,7 @@ class Gains(dict[Path, np.ndarray]):
         return self[folder]
 
     def of(self, outcome: RunOutcome, base: RunOutcome, metric: str) -> Ours:
-        """Return the smallest gain in points, or the number of clients without a loss."""
+        """Return the smallest gain in points (min_gain), or the count of clients without loss."""
         accuracy = self[outcome.folder]
         gain = Gain("", accuracy, accuracy.mean(0) - self[base.folder].mean(0))
         assert gain.gain is not None
@@ -433,7 +436,7 @@ def _wanted(call: Json, folder: Path) -> Wanted:
 
 
 def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> Reproduction:
-    """Return all numbers of a table whose runs a folder contains, and reasons for missing ones.
+    """Return a table with the numbers of all runs in a folder, and reasons for missing numbers.
 
     Of several calls for a cell (for example on another device), the last one with a number counts.
     """

@@ -273,7 +273,7 @@ class Search:
         return found
 
     def ask(self) -> dict[str, Value] | None:
-        """Return the next settings, or None if no untried point is left."""
+        """Return the next settings, or None if `TRIES` draws give no untried point."""
         import optuna
 
         number, tried = len(self.frozen), [trial.params for trial in self.frozen]
