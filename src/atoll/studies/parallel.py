@@ -288,10 +288,7 @@ class _Parent:
                     observer.progress(json.loads(path.read_text(encoding="utf-8")))
 
     def _replace(self, worker: _Worker, crew: Crew) -> None:
-        """Fail the begun runs of a dead worker, reschedule its others, and replace the worker.
-
-        A worker that never began a run is not replaced.
-        """
+        """Fail begun runs of a dead worker, move the others, and replace it if it began any run."""
         left = [run for run in worker.task.runs if not self._is_over(run)] if worker.task else []
         useful = worker.last is not worker.task or any(run.name in self.begun for run in left)
         crew.workers.remove(worker)
