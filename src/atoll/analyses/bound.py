@@ -5,11 +5,15 @@
 The paper concludes that edge weights below one reduce the bound. Therefore we compute every side
 twice after a round: with all edges (raw), and with the client's own edge weights (causal).
 
-m is the size of the smallest client. A larger client is represented by m of its nodes, with the
-degrees that they have there. A includes self-loops, because Eq. 26 writes P = D^-1/2 A D^-1/2. B_W
-and B_X are the largest Frobenius norms of the networks' matrices and of the clients' features. The
-supremum in d covers infinitely many networks. Here it covers the K networks that the clients train
-in the next round, which is a lower estimate.
+Here d(k, l) is the divergence of clients k and l: two networks disagree on a fraction of a client's
+nodes, and d is twice the largest difference of this fraction, over all pairs of networks. Our pairs
+consist only of the networks that the clients train in the next round, so our d is a lower estimate.
+
+m is the size of the smallest client. A larger client is represented by m random nodes, with their
+degrees in its whole graph. A is the adjacency and X the features of the m nodes. A includes
+self-loops, because Eq. 26 writes P = D^-1/2 A D^-1/2 with the degrees D. D_min is the smallest
+degree in both clients. Norms are Frobenius norms. B_W is the largest norm of a network's weight
+matrix, and B_X the largest norm of a client's X.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ Numbers = dict[str, np.ndarray]
 def follow_bound(
     config: RunConfig, *, every: int = 20, on_round: Callable[[int], None] | None = None
 ) -> Claim:
-    """Run fedath, and compute the sides of Eq. 14 before training and every few rounds."""
+    """Run fedath. Compute all sides at the start, every `every` rounds, and at the end."""
     found: dict[int, list[Numbers]] = {}
     for seed in range(config.seed, config.seed + config.seeds):
         made = Problem.of(msgspec.structs.replace(config, seed=seed)).divide(seed)
@@ -83,7 +87,7 @@ def follow_bound(
 
 
 def _measure(method: FedATH, run: Run, graphs: Sequence[Graph]) -> Numbers:
-    """Return the sides of all inequalities for every pair of clients, by "Eq. 14 raw left"."""
+    """Return `_sides` with all edges and with edge weights, under names such as "Eq. 14 raw"."""
     message, clients = method.deploy(run.server).tree, list(enumerate(graphs))
     states = run.simulation.engine.export_states()
     key = fold(make_key(run.experiment.seed), "bound", run.history.rounds)
@@ -114,7 +118,7 @@ def _matrices(graph: Graph, weight: Tensor, nodes: Tensor) -> Part:
 
 
 def _sides(parts: Sequence[Part], shared: Tree, trained: Sequence[Tree]) -> Numbers:
-    """Return both sides over the pairs of clients, (2, P) each, and the sizes in them, (P,)."""
+    """Return both sides of each inequality, (2, pairs of clients), and `SIZES`, (pairs,)."""
     size = len(parts[0][0])
     b_w = max(float(layer["weight"].norm()) for model in (shared, *trained) for layer in model)
     b_x = max(float(x.norm()) for *_, x in parts)
@@ -122,7 +126,7 @@ def _sides(parts: Sequence[Part], shared: Tree, trained: Sequence[Tree]) -> Numb
     classes = torch.stack(
         [torch.stack([_gcn(p, x, one).argmax(1) for one in trained]) for *_, p, x in parts]
     )
-    differ = (classes[:, :, None] != classes[:, None]).double().mean(-1)  # (K, networks, networks)
+    differ = (classes[:, :, None] != classes[:, None]).double().mean(-1)  # by client
     rows = []
     for k, j in combinations(range(len(parts)), 2):
         (a_k, d_k, p_k, x_k), (a_j, d_j, p_j, x_j) = parts[k], parts[j]
@@ -196,7 +200,10 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
 
 
 def _proof(pairs: Numbers) -> tuple[Table, dict[str, float]]:
-    """Return both sides of every inequality, and the fraction of pairs for which it holds."""
+    """Return a table of both sides, and the fraction of pairs for which each inequality holds.
+
+    Of the fractions with all edges and with edge weights, it is the smaller one.
+    """
     lines, holds = [], dict[str, float]()
     for name, words in STEPS.items():
         sides = [pairs[f"{name} {kind}"] for kind in GRAPHS]

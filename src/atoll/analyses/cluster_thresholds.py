@@ -1,15 +1,17 @@
 """Propose GCFL's thresholds ε1 and ε2 after a short run: `atoll tune-clusters`.
 
 GCFL splits a cluster if the norm of its mean update is below ε1 and the largest update of a member
-is above ε2. Then the shared model has converged, but one client has not. Both have the unit of
-‖Δ‖, which changes with data, rate, width, batch size and epochs, so no value fits all. The paper
+is above ε2. Then the shared model has converged, but one client has not. The norm of an update
+changes with data, learning rate, width, batch size and epochs, so no threshold fits all. The paper
 sets them "through offline training for about 50 rounds" and gives no details. Here:
 
 - The method runs with one cluster that never splits, and we record all norms.
 - ε1 is the 10th percentile of the mean update's norm in the second half of the rounds: "as small as
   possible", as the paper requires, but within reach.
-- ε2 is just below the largest update in those rounds. With a lower value, a cluster splits until
-  every client has its own cluster. Only validation scores can show whether splits help.
+- ε2 is 1 % below the norm of the largest update: its median in those rounds, or its minimum over
+  those of them with a mean update below ε1, whichever is smaller. With a lower value, a cluster
+  splits until every client has its own cluster. Only validation scores can show whether splits
+  help.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class ThresholdProposal:
     @property
     def eps1(self) -> float:
         low = float(np.quantile(self.together[self.tail :], 0.1))
-        return two_digits(1.001 * low, up=True)  # above it, even if norms repeat
+        return two_digits(1.001 * low, up=True)  # above the percentile, even if norms repeat
 
     @property
     def eps2(self) -> float:
@@ -89,13 +91,13 @@ class ThresholdProposal:
         return float(1 - np.median(last) / np.median(third))
 
     def first_split(self, eps1: float, eps2: float) -> float:
-        """Return the round of the first split with these thresholds, from 0, or NaN."""
+        """Return the first round, counted from 0, that splits with these thresholds, or NaN."""
         meets = (self.together < eps1) & (self.largest > eps2)
         meets[: self.may_split] = False
         return float(meets.argmax()) if meets.any() else float("nan")
 
     def grid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return values of ε1, (A,), and ε2, (B,), near the proposal, and first splits, (A, B)."""
+        """Return values of ε1 and of ε2 near the proposal, and the first split for every pair."""
         # ε1 ranges from half the proposal to more than its double, ε2 from ε1 to above restless.
         down = self.eps2 / min(self.eps1, self.eps2 / 2)
         first = [two_digits(self.eps1 * 2.0 ** (step / 3)) for step in STEPS]
@@ -200,7 +202,7 @@ def threshold_parts(found: ThresholdProposal, *, grid: bool) -> list[Part]:
 
 
 def reasons(found: ThresholdProposal) -> list[str]:
-    """Return one line for each of the two numbers, and one for their effect."""
+    """Return one line for each threshold, and one for the first split."""
     first = found.first_split(found.eps1, found.eps2)
     when = f"in round {first:.0f}" if np.isfinite(first) else "in none of these rounds"
     return [

@@ -103,7 +103,10 @@ class ClusterStudy:
         return [members for members in self.members if len(members) > 1]
 
     def within(self) -> list[tuple[int, float, float]]:
-        """Return the rounds of splits (-1: one cluster) and the heterogeneity after them."""
+        """Return (round, structure, features): the heterogeneity after each round with splits.
+
+        The first triple has the round -1, and all clients in one cluster.
+        """
         lines = [(-1, np.zeros(self.label.shape[1], dtype=np.int64))]
         lines += [(round_, self.label[round_]) for round_ in sorted({s.round for s in self.splits})]
         return [(number, *self._inside(label)) for number, label in lines]
@@ -125,7 +128,10 @@ class ClusterStudy:
         return np.asarray(np.divide(total, count, out=np.full(len(last), np.nan), where=count > 0))
 
     def chance(self, matrix: np.ndarray) -> float:
-        """Return the fraction of random clusters of the same sizes that are at least as similar."""
+        """Return the fraction of random clusters of the same sizes that are at least as similar.
+
+        The `matrix` contains the heterogeneity of pairs. Without splits, the result is NaN.
+        """
         found, rng = inside(matrix, self.label[-1]), np.random.default_rng(0)
         if not np.isfinite(found) or not self.splits:
             return float("nan")
@@ -157,8 +163,8 @@ def study_clusters(
 ) -> ClusterStudy:
     """Read a GCFL run, and other runs on the same clients for comparison.
 
-    Gains are relative to the run in the folder `against`, usually Local. The runs in `beside`
-    appear next to it. Without a `seed`, the tree belongs to the first seed.
+    Gains are relative to the run in the folder `against`, usually Local. The runs in `beside` get
+    gains and losses too. Without a `seed`, the tree belongs to the first seed.
     """
     run = read_run(folder, data)
     config = run.config
@@ -240,7 +246,7 @@ def title(found: ClusterStudy) -> str:
 
 
 def _tree(found: ClusterStudy) -> Branch:
-    """Draw each split with its round and reason. Larger sides stay, so the tree is never deep."""
+    """Draw each split with its round and reason. Only its smaller side starts a new branch."""
     splits = {tuple(sorted((*split.stay, *split.leave))): split for split in found.splits}
 
     def grow(branch: Branch, members: tuple[int, ...]) -> Branch:

@@ -1,4 +1,4 @@
-"""The files of `atoll clusters`: tree over rounds, norms, heterogeneity, losses and gains."""
+"""The files of `atoll clusters`: tree, norms, heterogeneity, losses, accuracy and gains."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _split_rules(found: ClusterStudy, members: Sequence[int]) -> list[Mark]:
 
 
 def norm_charts(found: ClusterStudy, about: str) -> Panels:
-    """Plot the norms of the clients' updates, with a panel per final cluster (Fig. 1)."""
+    """Plot the norms of the clients' updates, by final cluster (`PANELS`, Fig. 1)."""
     groups = _panels(found)
     charts = [_norm_chart(found, text, members) for text, members in groups]
     # Only the last panel has space for the names of ε1 and ε2.

@@ -82,7 +82,7 @@ class Contribution:
     config: RunConfig  # resolved, with all defaults
     client: int  # the number of the measured client
     vary: str  # one of `atoll.data.isolate.VARY`
-    ratio: float  # random edges of the topology variations
+    ratio: float  # fraction of random edges in the topology variations
     train: np.ndarray  # training nodes, (S, K, C)
     homophily: np.ndarray  # edge homophily, (K,); NaN if a client has no edge
     class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN if no edge touches the class
@@ -126,9 +126,10 @@ class Contribution:
         return rows
 
     def correlations(self) -> dict[str, dict[str, float]]:
-        """Return Spearman's ρ and its p-value between the classes' mean gains and explanations.
+        """Return Spearman's ρ and its p-value between the classes' mean gains and three causes.
 
-        "advantage" is the client's homophily in a class minus the mean of the others.
+        "labels" is the client's share of a class's training nodes. "homophily" is its homophily in
+        the class, and "homophily_advantage" is this number minus the mean of the other clients.
         """
         rows = self.classes()
         gain = np.array([mean(row.gain) for row in rows])
@@ -142,7 +143,7 @@ class Contribution:
 
 
 def _own_and_others(values: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the client's row, (C,), and the mean of the other defined rows, (C,)."""
+    """Return the client's row, (C,), and the mean of the others' defined values, (C,)."""
     others = np.delete(values, client, axis=0).T
     return values[client], mean_over_clients(others, np.ones(others.shape[1]))
 
@@ -160,7 +161,7 @@ def mean(values: np.ndarray) -> float:
 
 
 def std(values: np.ndarray) -> float | None:
-    """Return the standard deviation over the seeds with a number, or None for one seed."""
+    """Return the standard deviation over the seeds with a number, or None for fewer than two."""
     known = values[np.isfinite(values)]
     return float(known.std(ddof=1)) if known.size > 1 else None
 
@@ -176,8 +177,8 @@ def contribution(
 ) -> Contribution:
     """Train with and without a client, for every seed, and evaluate both models by class.
 
-    `evaluate` and `compat` of the request have no effect. `vary` is one of `VARY`. `ratio` is the
-    fraction of random edges in its topologies, with the default `RATIO`.
+    `evaluate` and `compat` of the request have no effect. `vary` is one of `VARY`. If it varies the
+    topology, `ratio` is the fraction of random edges, with the default `RATIO`.
     """
     problem = Problem.of(request)
     ratio = _check_question(problem.config, vary, ratio)
@@ -208,7 +209,7 @@ def contribution(
 def _divider(
     problem: Problem, first: int
 ) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
-    """Return the clients by split seed, the complete configuration, and the loader's notes."""
+    """Return a function from split seeds to clients, the full configuration, and loader's notes."""
     # The partition is always that of the first seed; a federation file has only one.
     if problem.divided is not None:
         made = problem.divide(first)
@@ -329,7 +330,7 @@ def title(found: Contribution) -> str:
 
 
 def reading_of(found: Contribution) -> str:
-    """State in one sentence whether the gains follow labels or homophily."""
+    """State the rank correlations of the gains with labels and homophily."""
     names = ("its share of the labels", "its homophily", "its homophily minus the others'")
     parts = []
     for name, values in zip(names, found.correlations().values(), strict=True):

@@ -7,8 +7,8 @@ of the model:
     client  O(p B) for the walks, O(m) for the reliability of m edges
     server  O(I (I_g B f (z + B + N c) + I_d B f N c))
 
-One size at a time doubles from a small base. We measure the cost in multiplications of matrices,
-which are deterministic, and in CPU seconds, which are not.
+One size at a time doubles from a small base. We measure the cost in operations of dense matrix
+products, which are deterministic, and in CPU seconds, which are not.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ WORK = {"client": client_work, "server": server_work}
 
 
 def operations(work: Callable[[], object]) -> int:
-    """Count multiplications and additions of dense matrices."""
+    """Count multiplications and additions in products of dense matrices."""
 
     def of_onednn(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
         return 2 * math.prod(x) * weight[0]

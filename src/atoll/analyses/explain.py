@@ -5,8 +5,8 @@ saturate, so they do not rank well. For each candidate we compute the prediction
 and rank by the change of the probability.
 
 Edge weights (`--edges`) are private. This module computes them from a client's graph and private
-state, and writes them to one folder per client, on the client's side. The ledger of the run shows
-that no data with an edge axis were sent.
+state, and writes them to one folder per client. The summary compares the bytes that a client sent
+with the bytes of the shared networks, so it would show edge weights that were sent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Explanation:
     bytes_shared: int  # bytes of the shared networks and of the client's weight in the average
 
     def weights(self, *, alike: bool) -> np.ndarray:
-        """Return the weights of all edges inside classes, or between classes."""
+        """Return the weights of all edges inside classes (`alike`), or between classes."""
         return np.concatenate([c.weight[c.alike == alike] for c in self.clients])
 
 
@@ -121,14 +121,14 @@ def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
 
 
 def _norm(loops: Sparse, weight: Tensor) -> float:
-    """Return ‖D^-1/2 (A∘w + I) D^-1/2‖_F, the quantity of FedATH's Corollary 5.2."""
+    """Return ‖D^-1/2 (A∘w + I) D^-1/2‖_F, the norm of P in the proof of FedATH's Corollary 5.2."""
     rows, columns = loops.rows.long(), loops.columns.long()
     degree = torch.zeros(loops.shape[0], dtype=weight.dtype).index_add(0, rows, weight)
     return float((weight / (degree[rows] * degree[columns]).sqrt()).square().sum().sqrt())
 
 
 def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object]:
-    """Return one folder per client with its edges, a summary and the picture, for `write_all`."""
+    """Return each client's edges, in its own folder, a summary and the picture, for `write_all`."""
     clients = enumerate(found.clients)
     edges = {f"client-{number}/edges.{form}": _edges(own, form) for number, own in clients}
     inside, between = (found.weights(alike=alike) for alike in (True, False))
@@ -243,7 +243,10 @@ def explain_node(
     seed: int | None = None,
     top: int = 10,
 ) -> NodeExplanation:
-    """Explain the prediction of a node in the training data, or in new `data`."""
+    """Explain the prediction of a node in the training data, or in new `data`.
+
+    With `joined`, new nodes belong to the training graph. `top` limits features and neighbours.
+    """
     trained = Trained.of(folder, seed, "cpu", None)
     source, start, members = _nodes(trained, data, joined, client)
     found, place, own = _find(source, start, members, node, client)
@@ -346,7 +349,10 @@ def _masks(net: Network, graph: Tensors, at: int) -> tuple[Tensor, Tensor]:
 def _tried(
     net: Network, graph: Tensors, at: int, chosen: int, mask: Tensor, without: Without, top: int
 ) -> list[tuple[int, float, float]]:
-    """Return position, importance and the probability without it, lowest probability first."""
+    """Return (position, importance, probability without it) of `top` candidates.
+
+    The candidate with the lowest probability is first.
+    """
     order, found = mask.argsort(descending=True, stable=True).tolist(), []
     for place in order[: SHORTLIST * top]:
         if mask[place] > 0:
@@ -369,7 +375,7 @@ def _without_neighbour(graph: Tensors, place: int) -> Tensors:
 
 
 def node_tables(found: NodeExplanation) -> list[Table]:
-    """Make tables of the features and neighbours that decided."""
+    """Make tables of the features and neighbours with the largest effect."""
     p, name = found.probability, found.label
     title = f"Node {found.node} of client {found.client or 'unknown'}: {name}, probability {p:.3f}"
     rows = [(r.name, f"{r.value:.3g}", *_numbers(r, p)) for r in found.features]

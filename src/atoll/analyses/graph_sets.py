@@ -72,7 +72,7 @@ def plain_graphs(source: GraphSet, most: int | None = None, seed: int = 0) -> li
 
 
 class Properties(NamedTuple):
-    """Means over a set's graphs, over a random graph for each, and p-values, (4,) each."""
+    """Means over a set's graphs and over as many random graphs, and p-values, by `STATISTICS`."""
 
     real: ndarray
     random: ndarray
@@ -102,7 +102,10 @@ def properties(graphs: list[PlainGraph], seed: int = 0) -> Properties:
 
 
 def embedding(graph: PlainGraph, rng: np.random.Generator, walks: int | None) -> ndarray:
-    """Return the joined anonymous walks of 3 to 7 steps, with `walks` (or enough) of each."""
+    """Return the joined frequencies of anonymous walks of 3 to 7 steps.
+
+    Each length has `walks` walks, or `enough_walks` with None.
+    """
     parts = [
         anonymous_walks(graph.pairs, graph.nodes, walks=walks or enough_walks(n), steps=n, rng=rng)
         for n in STEPS
@@ -111,7 +114,10 @@ def embedding(graph: PlainGraph, rng: np.random.Generator, walks: int | None) ->
 
 
 def distances(rows: ndarray, others: ndarray, *, same: bool) -> ndarray:
-    """Return Jensen-Shannon distances in nats over pairs of different graphs."""
+    """Return the roots of Jensen-Shannon divergences in nats between `rows` and `others`.
+
+    With `same`, both are the same graphs, and each pair of different graphs counts once.
+    """
     matrix = np.sqrt(NATS * jensen_shannon(np.concatenate([rows, others])))
     found = matrix[: len(rows), len(rows) :]
     found = found[np.triu_indices(len(rows), 1)] if same else found.ravel()
@@ -199,6 +205,6 @@ def _second_table(rows: list[Row], absent: set[str], graphs: Graphs, seed: int) 
     return make_table(heads, lines, left=2, wrap=True, title=title, caption=caption), pairs
 
 
-Made = tuple[Table, list[tuple[float, float]]]  # and published numbers with ours
+Made = tuple[Table, list[tuple[float, float]]]  # a table, and pairs of published and our numbers
 Graphs = Callable[[str, int | None], list[PlainGraph]]
 _TABLES = {"1": _first_table, "2": _second_table}

@@ -6,10 +6,10 @@ The proofs assume a linear SGC, Θ = (L X)⁺ Y with L = D^-1/2 (A + I) D^-1/2, 
     4.2  another X:  ε_X / δ_X ‖L⁺Y‖² + ε_X² ε_Y / δ_X ‖(LX)⁺‖² + ε_X ε_Y ‖(LX)⁺‖⁴     Eq. 16
     4.3  another Y:  ε_Y ‖(LX)⁺‖²                                                Eq. 19
 
-with ε_M = ‖M' - M‖² and δ_M = ‖M (M' - M)‖² in spectral norms. This needs as many features
-as nodes. Here a growing fraction of a client's graph changes in one of the three: edges between
-other nodes, features of other nodes, other labels. X contains the features of the nodes or, for the
-bounds, is square. Afterwards we compare whole clients, which differ in all three.
+with ε_M = ‖M' - M‖² and δ_M = ‖M (M' - M)‖² in spectral norms. The bounds need as many features
+as nodes. Here a growing fraction of one of the three changes: edges get another end, or features or
+labels move to other nodes. X contains the clients' features or, for the bounds, is a square
+Gaussian matrix. Afterwards we compare whole clients, which differ in all three.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Linear:
         return np.asarray(pinv(self.laplacian @ self.x, SMALL) @ self.y)
 
     def matrix(self, kind: str) -> ndarray:
-        """Return L, X or Y."""
+        """Return L for structure, X for features, or Y for task."""
         return {"structure": self.laplacian, "features": self.x, "task": self.y}[kind]
 
     def changed(self, kind: str, share: float, rng: np.random.Generator) -> Linear:
@@ -86,14 +86,14 @@ class Linear:
 
 
 def bound(one: Linear, other: Linear, kind: str) -> float:
-    """Return the right side of Eq. 12, 16 or 19, for two graphs that differ in one kind."""
+    """Return the right side of Eq. 12, 16 or 19, for graphs that differ only in this kind."""
 
     def square(matrix: ndarray) -> float:
         return float(norm(matrix, 2) ** 2)
 
     if kind == "task":
         return square(other.y - one.y) * square(pinv(one.laplacian @ one.x, SMALL))
-    # The tasks are equal, so ε_Y of the proofs, the change of the embedding, is zero.
+    # The labels are equal, so ε_Y is zero.
     matrix, gap = one.matrix(kind), other.matrix(kind) - one.matrix(kind)
     left = square(matrix @ gap)
     ratio = square(gap) / left if left else 0.0
@@ -103,7 +103,10 @@ def bound(one: Linear, other: Linear, kind: str) -> float:
 
 
 def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
-    """Sample nodes or whole graphs of a client. The label of a graph applies to its nodes."""
+    """Sample up to `most` nodes of a client, or at least one whole graph.
+
+    The label of a graph applies to all its nodes.
+    """
     real, ends = real_edges(graph)
     root = np.arange(real.size) if graph.root is None else graph.root.numpy()
     groups = np.random.default_rng(seed).permutation(np.unique(root[real]))
@@ -169,7 +172,10 @@ def weight_claim(federation: Federation, *, seed: int = 0, draws: int = 2) -> Cl
 def _real_clients(
     federation: Federation, clients: list[Linear], seed: int
 ) -> tuple[Table, dict[str, ndarray]]:
-    """Return rank correlations of ‖Θ_k - Θ_l‖ with the differences of two clients' data."""
+    """Return a table of rank correlations of ‖Θ_k - Θ_l‖ with the differences of clients' data.
+
+    The second result contains the compared numbers of all pairs of clients k and l.
+    """
     weights = [client.weights for client in clients]
     pairs = list(combinations(range(len(clients)), 2))
     at = tuple(np.array(pairs).T)

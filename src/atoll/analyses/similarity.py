@@ -1,9 +1,9 @@
 """Compare the client similarities of methods with those of the data: `atoll similarity`.
 
-FedIIH, FED-PUB and FedGTA mix models by the similarity of the clients' messages. The server's tree
-stores the last values (`similarity`). In a simulation we also know the data, and can compare the
-two. The similarity of the data is one minus the Jensen-Shannon divergence of labels, of connected
-nodes' features, or of anonymous walks (`atoll inspect`).
+FedIIH, FED-PUB, FedGTA and FedAux mix models by the similarity of the clients' messages. The
+server's tree stores the last values (`similarity`). In a simulation we also know the data, and can
+compare the two. The similarity of the data is one minus the Jensen-Shannon divergence of labels, of
+connected nodes' features, or of anonymous walks (`atoll inspect`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _mean(matrix: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """Return Spearman's ρ and its p-value, or NaN for fewer than three or equal values."""
+    """Return Spearman's ρ and its p-value, both NaN for fewer than three pairs or a constant."""
     known = np.isfinite(one) & np.isfinite(other)
     one, other = one[known], other[known]
     if one.size < 3 or not (np.ptp(one) and np.ptp(other)):

@@ -1,11 +1,12 @@
 """`atoll advise`: recommend a method for a federation after short runs on validation nodes.
 
-The runs do not read test nodes: clients have no test roles and no test labels. We split each
-client's validation nodes into two halves. In the race, the short runs of all candidates, the first
-half selects the round, and the second half gives the score. The best mean over the seeds of the
-race wins. Then the winner and the references run on new seeds with the halves exchanged. Only these
-runs estimate the gains, on nodes that gave no score in the race. `advise` reports all gains, so
-that no selection makes them optimistic.
+No run reads a test node: we remove the roles and the labels of all test nodes. We split each
+client's validation nodes into two halves. In the race, which consists of short runs of all
+candidates, one half selects the round, and the other half gives the score. The worse half of the
+candidates stops after the first seeds, and the best mean over all seeds wins. Then the winner and
+the references run on new seeds with the halves exchanged. Only these runs estimate the gains, on
+nodes that gave no score in the race. `advise` reports all gains, so that no selection makes them
+optimistic.
 """
 
 from __future__ import annotations
@@ -234,7 +235,11 @@ class _Race:
     def _play(
         self, stage: str, names: Sequence[str], rounds: int, after: int, seeds: int
     ) -> dict[str, Json]:
-        """Return the results of methods on these seeds. Exclude a method that fails."""
+        """Return the results of methods that finish on `seeds` seeds, by name.
+
+        Exclude a candidate that fails in the race. Raise the error of a reference, or of any method
+        in the stage "fresh".
+        """
         how: Json = {"seed": self.seed + after, "seeds": seeds, "rounds": min(rounds, self.wanted)}
         runs, found = [], {}
         for name in names:
@@ -269,16 +274,16 @@ def _seconds(cost: tuple[float, float], rounds: int) -> float:
 
 
 def _same(one: Federation, other: Federation) -> bool:
-    """Return whether all clients have the same training nodes."""
+    """Return whether the clients of two federations have the same training nodes."""
     pairs = zip(one.graphs, other.graphs, strict=False)
     return len(one) == len(other) and all(torch.equal(a.train, b.train) for a, b in pairs)
 
 
 def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
-    """Make the clients of a seed without test nodes. Score half of the validation nodes instead.
+    """Make the clients of a seed, with half of the validation nodes in the place of the test nodes.
 
-    The half of a node depends only on its number. Therefore runs with exchanged halves never score
-    the same node, for all seeds and clients. `swapped` exchanges the halves.
+    The half of a node depends only on its number. Therefore runs with exchanged halves (`swapped`)
+    never score the same node, for all seeds and clients.
     """
     made = problem.divide(seed)
 
@@ -298,7 +303,10 @@ def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
 
 
 def plan(costs: Costs, wanted: int, left: float, minutes: float) -> tuple[int, float]:
-    """Return the rounds of every run, at most `wanted`, and the factor of the seeds."""
+    """Return the rounds of every run, at most `wanted`, and the factor of the race's seeds.
+
+    Raise an error if the seconds that are `left` are too few for `FEWEST_ROUNDS`.
+    """
     dear = sorted(costs.values(), key=lambda cost: -_seconds(cost, wanted))
     finals = [dear[0], *(costs[name] for name in REFERENCES)]
     seeds = [*dear * RACE[0], *dear[: math.ceil(len(dear) / 2)] * RACE[1], *finals * FRESH[1]]
@@ -313,14 +321,17 @@ def plan(costs: Costs, wanted: int, left: float, minutes: float) -> tuple[int, f
 
 
 def gains_of(winner: str, fresh: Mapping[str, np.ndarray]) -> tuple[PairedTest, ...]:
-    """Test the winner against the references, and fedavg against local, seed by seed."""
+    """Test fedavg against local, and a winner that is not a reference against both, by seed."""
     pairs = [(winner, over) for over in REFERENCES if winner not in REFERENCES]
     pairs.append(("fedavg", "local"))
     return tuple(against(over, {name: fresh[name], over: fresh[over]})[0] for name, over in pairs)
 
 
 def choose(winner: str, gains: Sequence[PairedTest]) -> str:
-    """Return the winner if its interval over the better reference is above 0, else that one."""
+    """Return the winner if the interval of its gain over the better reference is above 0.
+
+    Otherwise return the better reference.
+    """
     of = {(test.name, test.against): test for test in gains}
     simplest = "fedavg" if of["fedavg", "local"].difference > 0 else "local"
     better = winner not in REFERENCES and of[winner, simplest].low > 0
@@ -328,7 +339,10 @@ def choose(winner: str, gains: Sequence[PairedTest]) -> str:
 
 
 def look(federation: Federation) -> Json:
-    """Measure sizes and, for one graph that is not too large, homophily and client differences."""
+    """Measure sizes. For one divided graph of at most `LARGE` edges, also compare the clients.
+
+    These numbers are the homophily, the fraction of lost edges and the divergence of the labels.
+    """
     graphs, task = federation.graphs, federation.task
     sizes = [int(graph.size("nodes")) for graph in graphs]
     found: Json = {"clients": len(sizes), "smallest": min(sizes), "largest": max(sizes)}

@@ -41,7 +41,7 @@ class Majority(Baseline[Tensor]):
     """Predicts the most frequent class of the client's own training nodes for every node."""
 
     def fit(self, federation: Federation, seed: int) -> Tensor:
-        """Return the fraction of each class among each client's training nodes, (K, C)."""
+        """Return the fraction of each class among each client's training nodes, by client."""
         labels = [graph.y[graph.train > 0] for graph in federation.graphs]
         counts = [torch.bincount(own, minlength=federation.classes) for own in labels]
         shares = torch.stack(counts).double()
@@ -127,7 +127,7 @@ class Trees(Baseline[list[Tensor]]):
         return model[client]
 
     def scores_of(self, graph: Graph, classes: int, seed: int) -> Tensor:
-        """Return the log probabilities, (N, C), of trees that learned from the training nodes."""
+        """Return the log probabilities of trees that learned from the training nodes, by node."""
         from sklearn.ensemble import HistGradientBoostingClassifier
         from threadpoolctl import threadpool_limits
 
@@ -293,8 +293,8 @@ class _OnRealGraph(FedTAD):
 class RealFedTAD(Oracle):
     """FedTAD-r-eq: its server distils on the real graph of all clients, so it has no privacy.
 
-    This is Fig. 4a of its paper. The graph includes the edges between clients, if the data contain
-    them. All teachers and all nodes have equal weight, and there is no generator.
+    FedTAD's paper shows it in Fig. 4a. The graph includes the edges between clients, if the data
+    contain them. All teachers and all nodes have equal weight, and there is no generator.
     """
 
     trains = "fedtad"
@@ -305,7 +305,7 @@ class RealFedTAD(Oracle):
         if whole.since is not None:
             raise ConfigError("fedtad-real needs all nodes from the start; choose another --split")
         settings = {field.name: getattr(method, field.name) for field in fields(FedTAD)}
-        if settings["reliability"] not in ("topology", "equal"):  # its default, or no choice
+        if settings["reliability"] not in ("topology", "equal"):  # the default, or the same weights
             raise ConfigError("fedtad-real weights clients equally; remove reliability")
         graph = moved(with_views(whole, method.net.views), device)
         settings |= {"reliability": "equal", "generator_steps": 0}
@@ -313,13 +313,16 @@ class RealFedTAD(Oracle):
 
 
 def as_method(name: str, config: RunConfig) -> RunConfig:
-    """Return the configuration of a baseline that `trains`, as the method that it trains as."""
+    """Return a baseline's configuration, with the method `name` in the place of the baseline."""
     objects = tuple(name for name in config.objects if name != "method")
     return msgspec.structs.replace(config, method=name, objects=objects)
 
 
 def as_trained(config: RunConfig) -> RunConfig:
-    """Return the configuration of the trained method, which differs only for some baselines."""
+    """Return a configuration with the method that is trained, such as local for `oracle`.
+
+    A method, and a baseline that trains no method, keep their configuration.
+    """
     name = config.method if "method" in config.objects else ""
     trains = BASELINES[name].trains if name in BASELINES else ""
     return as_method(trains, config) if trains else config

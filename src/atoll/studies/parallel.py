@@ -4,9 +4,9 @@ The parent sends groups of runs over a one-way pipe. A worker runs a group as a 
 would: it writes the run's folder, `progress.json` and the study's `events.jsonl`. The parent reads
 these files, as `atoll watch` does, and notifies its observers.
 
-A worker is a new Python process that never runs the caller's script, so a script needs no guard.
-When its pipe closes, the parent has ended, and the worker ends at once. SIGTERM asks it to stop
-after the round. If a worker dies, only the run that it had begun is lost.
+A worker is a new Python process that never runs the caller's script, so a script needs no
+`__main__` guard. When its pipe closes, the parent has ended, and the worker ends at once. SIGTERM
+asks it to stop after the round. If a worker dies, only the runs that it had begun fail.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AUTO = "auto"
 WORTH = 20.0  # a study with fewer CPU seconds ends before other processes have started
 DEAR = 4.0  # a group that takes more than this multiple of the median is scheduled separately,
 FEW = 0.005  # if it also exceeds this fraction of the study, so that no long group is last
-ON_GPU = 12 << 30  # bytes of a GPU per process: most runs need less; `Schedule` counts
+ON_GPU = 12 << 30  # assumed bytes of a GPU per process; `Schedule` estimates each group
 FULL = 0.9  # fraction of a GPU's memory that running groups may use by their estimates
 EACH = 4  # runs on a GPU per process, because starting a process takes as long as one run
 TICK = 0.1  # seconds between two reads of the files
@@ -75,7 +75,8 @@ def choose_jobs(wish: int | str, configs: Sequence[RunConfig]) -> int:
     """Return the number of processes for these configurations.
 
     "auto" is one process per core, limited by memory, and one process if all runs end before others
-    have started. A GPU waits for Python most of the time, so processes share it.
+    have started. A GPU waits for Python most of the time, so processes share it: at most one for
+    every `EACH` runs.
     """
     if wish != AUTO:
         return max(1, min(int(wish), len(configs)))
@@ -103,10 +104,11 @@ class RunGroup:
 class Schedule:
     """Orders tasks so that all processes stay busy until the end and share their caches.
 
-    Expensive tasks come first. Otherwise a process continues with tasks of its last kin, then takes
-    a kin that no process has begun, then helps with a kin in progress. Tasks in `returned`, which
-    no process has begun, come next. Running tasks use at most `room` bytes of a GPU, so a larger
-    task waits and others go first. A task that needs more than `room` runs by itself.
+    Tasks in `returned`, whose worker died before they began, come first. Expensive tasks are next,
+    or last without `dearest_first`. Otherwise a process continues with tasks of its last kin, then
+    takes a kin that no process has begun, then helps with a kin in progress. Running tasks use at
+    most `room` bytes of a GPU, so a larger task waits and others go first. A task that needs more
+    than `room` runs by itself.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Schedule:
             alike.append(task)
 
     def take(self, last: RunGroup | None) -> RunGroup | None:
-        """Return the next task for a process with this last task, or None if no task fits."""
+        """Return the next task for a process whose last task is `last`, or None if no task fits."""
         left = self.room - sum(task.memory for task in self.under_way.values())
         for tasks in self._in_order(last):
             for place, task in enumerate(tasks):
@@ -286,7 +288,7 @@ class _Parent:
                     observer.progress(json.loads(path.read_text(encoding="utf-8")))
 
     def _replace(self, worker: _Worker, crew: Crew) -> None:
-        """Fail the current run of a dead worker, reschedule the others, and start a new worker."""
+        """Fail begun runs of a dead worker, move the others, and replace it if it began any run."""
         left = [run for run in worker.task.runs if not self._is_over(run)] if worker.task else []
         useful = worker.last is not worker.task or any(run.name in self.begun for run in left)
         crew.workers.remove(worker)
@@ -316,7 +318,7 @@ class _Worker:
         self.task: RunGroup | None = None
         self.last: RunGroup | None = None
         theirs, self.pipe = Pipe(duplex=False)
-        # It ignores Ctrl-C, because its parent handles it.
+        # The worker ignores Ctrl-C, because its parent handles it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with theirs:
@@ -347,7 +349,7 @@ class _Worker:
             self.pipe.send_bytes(content)
 
     def end(self) -> str:
-        """End the process. Return a sentence about how it ended, if it had ended before."""
+        """End the process. Return a sentence that is true if the process had already ended."""
         self.pipe.close()
         self.process.kill()
         code = self.process.wait()
@@ -388,11 +390,12 @@ class Crew:
 def helped(
     config: RunConfig, out: Path, divide: Divide, watch: Callable[[Json], None]
 ) -> Iterator[Divide]:
-    """Make a `divide` for a run on a CPU whose later seeds a second process trains in parallel.
+    """Train the later seeds of a run on a CPU in a second process, and yield another `divide`.
 
-    When the run needs the first of these seeds, `divide` waits, passes the process's progress.json
-    to `watch`, and moves the checkpoints into the run's folder `out`. The run itself trains the
-    seeds that the process did not finish. Without a second core or seed, nothing changes.
+    When the run needs the first of these seeds, the yielded function waits for the process, and
+    passes its progress.json to `watch`. Then it moves the checkpoints into the run's folder `out`.
+    The run itself trains the seeds that the process did not finish. On a GPU, or without a second
+    core or seed, the given `divide` is yielded.
     """
     count = config.seeds * 2 // 3 if cores() > 1 and not study_run.on_gpu(config) else 0
     if not count:
@@ -455,7 +458,7 @@ def work(fd: int) -> None:
         if stopping.is_set():
             return
         if study_run.on_gpu(group[0].config):
-            # All federations share this memory, also the part that the last run freed.
+            # Processes share the GPU, so drop federations of another kin, and memory that is free.
             before, kin = kin, group_of(group[0].config)
             if kin != before and isinstance(cache := settings.divide, FederationCache):
                 settings = replace(settings, divide=cache.with_limit(cache.limit))  # an empty cache

@@ -1,8 +1,8 @@
 """A study: many runs in one folder. Each run is completed once, even after interruptions.
 
-`STUDY/study.json` describes the study. Runs that differ only in numbers share one program if this
-saves time, and several processes may share the work (`studies.parallel`). Each run still has the
-same folder (`studies.study_run`), events and errors as a separate run.
+`STUDY/study.json` describes the study. Runs that differ only in numeric hyper-parameters share one
+program if this saves time, and several processes may share the work (`studies.parallel`). Each run
+still has the same folder (`studies.study_run`), events and errors as a separate run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_study(
         str, object
     ],  # content of study.json: "kind", "command" and further keys of that kind
     observer: StudyObserver | None = None,
-    federations: FederationCache | None = None,  # a cache that the caller has filled
+    federations: FederationCache | None = None,  # the caller's cache of federations
     log: str | Sequence[str] = (),  # further loggers (`experiment.loggers.LOGS`)
     at_once: bool
     | None = None,  # whether neighbouring runs may share one program; None: only on a GPU
@@ -47,7 +47,8 @@ def run_study(
 ) -> list[RunOutcome]:
     """Run all unfinished runs. Record a failed run, and continue with the others.
 
-    Raise `Stopped` if the user stops it. All finished work is saved.
+    Return the outcomes in the order of `runs`. Raise `Stopped` if the user stops the study. All
+    finished work is saved.
     """
     check_logs(log)
     check_jobs(jobs)

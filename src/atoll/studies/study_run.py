@@ -2,7 +2,7 @@
 
 `STUDY/cells/NAME/` is the ordinary folder of a run, which every command for runs can read. A run is
 finished when its result.json exists; the study then only reads it. A stopped run continues at its
-last checkpoint. A run with fewer seeds than requested runs the missing seeds.
+last checkpoint, if it has one. A run with fewer seeds than requested runs the missing seeds.
 `STUDY/events.jsonl` gets one line whenever a run begins, ends, fails, is pruned or is stopped.
 """
 
@@ -59,7 +59,7 @@ class StudyRun:
     method: Method | AnyBaseline | None = None  # instead of the method's name
     data: Data | None = None  # instead of the data's name
     watch: Callable[[Observer], Observer] | None = None  # wraps the observer
-    light: bool = False  # whether to keep only config.toml and result.json, and no checkpoints
+    light: bool = False  # whether to save the result without tables, models and checkpoints
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class StudyObserver:
         """Handle the end of a run, also of a run that was only read."""
 
     def should_stop(self) -> bool:
-        """Return whether to stop several processes, also if no run has begun."""
+        """Return whether to stop a study in several processes, even before a run has begun."""
         return False
 
 
@@ -152,7 +152,7 @@ def run_group(
     try:
         _run_at_once(group, observe, settings)
     except SeedFailed as failed:
-        # It also fails alone, with its own error; the others continue from their state.
+        # The failed run fails again by itself, with its own error. The others continue.
         which = failed.place // group[0].config.seeds
         logger.info("%s continues by itself, because of %s", group[which].name, failed)
         others = [*group[:which], *group[which + 1 :]]
@@ -223,7 +223,7 @@ def _ended(run: StudyRun, settings: StudySettings) -> RunOutcome:
 
 
 def note_failure(folder: Path, outcome: RunOutcome) -> RunOutcome:
-    """Write the line of a failed run to events.jsonl."""
+    """Write the line of a failed run to events.jsonl, and return its outcome."""
     curve: Json = {"curve": list(outcome.curve)} if outcome.curve else {}
     about = {"error": outcome.error, "kind": outcome.kind, **curve}
     note(folder, "failed", outcome.run.name, **about)
@@ -231,7 +231,7 @@ def note_failure(folder: Path, outcome: RunOutcome) -> RunOutcome:
 
 
 def note_stop(folder: Path, run: StudyRun) -> None:
-    """Write the line of an interrupted run, which may have ended just before the interrupt."""
+    """Write the line of an interrupted run: "end" if its result exists, otherwise "stopped"."""
     ended = read_outcome(folder, run) is not None
     note(folder, "end" if ended else "stopped", run.name)
 
@@ -242,7 +242,7 @@ def note(folder: Path, event: str, name: str, **more: object) -> None:
 
 
 def asked_text(run: StudyRun) -> str:
-    """Return a run's configuration, and a fingerprint of its Python objects."""
+    """Return a run's configuration as text, with a fingerprint of its Python objects if any."""
     text = config_text(run.config)
     if run.method is None and run.data is None:
         return text
@@ -250,7 +250,7 @@ def asked_text(run: StudyRun) -> str:
 
 
 def stop_without_device(outcome: RunOutcome) -> None:
-    """Stop a process that lost its GPU with a failed run, because all other runs would fail."""
+    """Raise an error if the GPU was lost in a failed run, because all other runs would fail."""
     if outcome.error and not device_answers():
         raise AtollError(
             f"the GPU does not respond to this process any more after {outcome.run.name} failed; "
@@ -285,7 +285,7 @@ def why_apart(one: RunConfig, other: RunConfig) -> str:
 def run_program(
     group: Sequence[StudyRun], observe: Observe, settings: StudySettings
 ) -> list[Result]:
-    """Run all seeds of runs that differ only in numbers, in one program.
+    """Run all seeds of runs that differ only in numeric hyper-parameters, in one program.
 
     Each run gets the same results, files and checkpoints as with `RunPlan.run` in its folder, which
     may contain a stopped run. `Parted` means that the runs cannot share a program, and that
@@ -308,13 +308,13 @@ def run_program(
         checkpoints=[plan.checkpoint(experiment) for plan, experiment in rows],
         every_seconds=SAVE_EVERY,
         on_round=lambda at, history: rows[at][0].observers.round(experiments[at].seed, history),
-        should_stop=lambda: True in [plan.observers.should_stop() for plan in plans],  # all note it
+        should_stop=lambda: True in [plan.observers.should_stop() for plan in plans],  # asks all
         or_not_at_all=True,
     )
     results = []
     for plan, one in zip(plans, group, strict=True):
         own = [run for run, (owner, _) in zip(runs, rows, strict=False) if owner is plan]
-        if len(own) < plan.config.seeds:  # they were stopped before its turn
+        if len(own) < plan.config.seeds:  # a stop came before its seeds
             raise Stopped(plan.out, plan.config.seed, 0)
         results.append(plan.result(plan.seed_results(own)))
         if one.light:
@@ -353,7 +353,7 @@ def gpu_memory_of(config: RunConfig) -> int:
     """Estimate the bytes of GPU memory of a run with all seeds at once. The result is 0 on a CPU.
 
     Methods in `gpu_pairs` of costs.toml compare all pairs of a client's nodes, a block of rows at a
-    time. The number in costs.toml is the number of such matrices at once.
+    time. The number in costs.toml is the number of such blocks in memory at once, per client.
     """
     if not on_gpu(config):
         return 0

@@ -5,7 +5,7 @@
     def test_my_method():
         check_method(MyMethod)                          # or: lambda net: MyMethod(net, mu=0.1)
 
-It runs the method in float64 with dropout, and raises `ContractBroken`, which explains the repair.
+It runs the method in float64 with dropout, and raises `ContractBroken` if a property does not hold.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ MakeMethod = Callable[..., Method]  # a method's class, or a function: net -> me
 
 
 class ContractBroken(AssertionError):
-    """Raised if a method breaks the contract. The message names the part and the place."""
+    """Raised if a method breaks the contract. The message names the property and the place."""
 
 
 def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     """Check all properties that the engines rely on.
 
-    Engines agree. Steps are pure. Replies are finite, declared and free of private state. The order
-    of clients and the numbering of nodes do not matter. A single client and partial participation
-    work. A resumed run and a run with replayed rounds give the same numbers. The check covers each
-    task of the method: node classification or graph classification.
+    Engines agree. Steps are pure. Replies are finite, and contain no private state that is not
+    declared. The order of clients and the numbering of nodes do not matter. A single client and
+    partial participation work. A resumed run and a run with replayed rounds give the same numbers.
+    The check covers each task of the method: classification of nodes, of graphs, or both.
 
     Args:
         make: A method's class, or a function that builds the method for a network.
         rounds: Number of rounds of each check.
 
     Raises:
-        ContractBroken: The method breaks the contract. The message says how to repair it.
+        ContractBroken: The method breaks the contract. The message names the broken property.
 
     Examples:
         >>> from atoll.methods import FedSage
@@ -200,7 +200,7 @@ def check_replay(case: Case) -> None:
 
 
 def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
-    """Check that a method with a field `aggregate` accepts another rule than the mean."""
+    """Check that a method with a field `aggregate` uses another rule than the mean if given."""
     if not any(field.name == "aggregate" for field in dataclasses.fields(method)):
         return
     try:
@@ -219,7 +219,7 @@ def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
 
 
 def check_steps(case: Case) -> None:
-    """Check that every step is pure, and that its reply contains only declared data."""
+    """Check that every step is pure, and that its reply contains no undeclared private state."""
     method, watcher = case.method, _Watcher()
     simulation = Simulation(case.federation, method, engine=watcher)
     with _explained(method, "wire"):
@@ -260,7 +260,7 @@ class _Watcher:
 
 
 def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tensor) -> None:
-    """Run one step twice on copies, and compare everything that must not change."""
+    """Run one step twice. Compare both answers and everything that must not change."""
     inputs = (graph, message, state)
     before = tree_map(torch.clone, inputs)
     attributes = {name: repr(value) for name, value in vars(step.owner).items()}
@@ -290,7 +290,7 @@ def examine_step(step: Step, graph: Graph, message: Tree, state: Tree, key: Tens
 
 
 def small_graph_federation() -> Federation:
-    """Clients with several graphs, and different features and classes. Two have batches."""
+    """Clients with several graphs, and different features and classes. Two have two batches."""
     counts, features = (6, 9, 7, 5), (FEATURES, FEATURES - 4, 6, FEATURES)
     clients = zip(counts, features, (2, CLASSES, CLASSES, 2), strict=True)
     graphs = tuple(_small_graphs(seed, *client) for seed, client in enumerate(clients))
@@ -298,7 +298,7 @@ def small_graph_federation() -> Federation:
 
 
 def _small_graphs(seed: int, count: int, features: int, classes: int) -> Graph:
-    """Join several small graphs. Labels and roles are on the first node of each graph."""
+    """Join several small graphs. Only the first node of each graph has a role."""
     parts = [_small_graph(3 + (seed + 2 * n) % 5, 10 * seed + n) for n in range(count)]
     sizes = torch.tensor([part.num_nodes for part in parts])
     starts = torch.cumsum(sizes, 0) - sizes
@@ -321,7 +321,7 @@ def _small_graphs(seed: int, count: int, features: int, classes: int) -> Graph:
 
 
 def small_federation(sizes: tuple[int, ...] = SIZES) -> Federation:
-    """Clients of different size with every class, isolated nodes, and sparse features."""
+    """Clients of different size with every class, isolated nodes, and many zero features."""
     return Federation(tuple(_small_graph(size, seed) for seed, size in enumerate(sizes)), CLASSES)
 
 

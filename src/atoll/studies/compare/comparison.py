@@ -1,7 +1,7 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
-Arms share the seeds of a problem (`plan`), and therefore its partitions, splits and noise. An arm
-with a grid has one run per point, and only validation scores select its winner.
+All arms share the seeds of a problem (both terms: `plan`), and therefore its partitions, splits and
+noise. An arm with a grid has one run per point, and only validation scores select its winner.
 
 `study.json` contains "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). The
 labels of a run are data, clients (null: the data or the protocol decide), method (the arm's label)
@@ -68,7 +68,8 @@ def compare(
         seeds: Number of seeds.
         grid: Values by hyper-parameter (`"mu"`, or `"fedprox:mu"`). Validation selects one.
         against: Label of the reference method of the tests. None takes the best method.
-        metric: One of `experiment.metrics.COMPARED`. None takes the metric of the data.
+        metric: One of `experiment.metrics.COMPARED`, for the tests and the selected round. None
+            takes the metric of the data.
         alpha: Significance level of the tests.
         out: Folder of the study, which may contain a stopped study. None saves nothing.
         observer: Is notified of progress.

@@ -88,7 +88,10 @@ def named_arms(methods: Methods) -> dict[str, str | Method]:
 
 
 def _labelled(method: str | Method) -> tuple[str, str | Method]:
-    """Return a method and its label: `fedprox:mu=0.1`, or the word in `strong=fedprox:mu=1`."""
+    """Return a label and its method: `strong` in `strong=fedprox:mu=1`, otherwise the whole text.
+
+    The label of an object is the name of its class.
+    """
     if not isinstance(method, str):
         return type(method).__name__, method
     label, _, text = (part.strip() for part in method.partition("="))
@@ -172,7 +175,7 @@ def _runs_of(
     shared = dict(request.options.get("set", {}))
     base = {key: value for key, value in request.options.items() if key != "set"}
     if arm.name.lower() in BASELINES and arm.method is None:
-        trains = BASELINES[arm.name.lower()].trains  # then the settings belong to its network
+        trains = BASELINES[arm.name.lower()].trains  # then it takes the settings of that method
         arm = replace(arm, method=make_baseline(arm.name, {} if trains else arm.settings))
         shared = shared if trains else {}  # hyper-parameters of methods
     elif arm.method is not None and (shared or arm.settings):
@@ -224,7 +227,8 @@ def check(
 ) -> None:
     """Raise an error for everything that is known to fail, before the first run.
 
-    This makes the first federation of each problem and every method for it, and caches them.
+    This makes and caches the first federation of each unfinished problem, and makes every method
+    for it.
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")

@@ -32,7 +32,7 @@ from atoll.experiment.metrics import spread
 DIGITS = 12  # scores are means of many numbers, so their last bits must not break ties
 ALPHA = 0.05
 POWER = 0.8
-EXACT = 500  # maximum pairs for Wilcoxon's exact distribution; above, it is normal
+EXACT = 500  # maximum pairs for Wilcoxon's exact distribution; above, a normal approximation
 MOST_PAIRS = 1000  # maximum number of reported pairs; above, the report is only "more than"
 FEWEST_BLOCKS = 10  # with fewer blocks, the approximation of Friedman's distribution is too rough
 
@@ -54,7 +54,7 @@ class PairedTest:
     t: float
     by: str  # the deciding test: "wilcoxon", "t", or "nothing" with fewer than two pairs
     different: bool  # whether the deciding p is below alpha
-    needed: int | None  # pairs for a power of 80 %, if below MOST_PAIRS
+    needed: int | None  # pairs for a power of 80 %, if at most MOST_PAIRS
 
     @property
     def p(self) -> float:
@@ -67,7 +67,7 @@ def against(
 ) -> list[PairedTest]:
     """Test every other method against the reference, with p-values corrected over all of them.
 
-    `scores` contains one number per block and method, (B,), or NaN if it is missing.
+    `scores` contains one number per block for each method, or NaN if the number is missing.
     """
     gaps = {}
     for name, values in scores.items():
@@ -93,7 +93,8 @@ def against(
 def wilcoxon(differences: np.ndarray) -> float:
     """Return the two-sided p of Wilcoxon's signed-rank test, or 1 if all differences are zero.
 
-    It is exact given the sizes of the differences, because all 2^n signs are equally likely.
+    Up to `EXACT` pairs, it is exact given the sizes of the n differences, because all 2^n
+    combinations of signs are equally likely.
     """
     gaps = np.round(differences, DIGITS)
     gaps = gaps[gaps != 0]
@@ -121,7 +122,7 @@ def smallest_wilcoxon(pairs: int) -> float:
 
 
 def least_pairs(alpha: float = ALPHA, comparisons: int = 1) -> int:
-    """Return the pairs for which Wilcoxon's test can be below alpha after Holm's correction."""
+    """Return the fewest pairs for which Wilcoxon's p can be below alpha after Holm's correction."""
     pairs = 1
     while smallest_wilcoxon(pairs) * max(1, comparisons) >= alpha:
         pairs += 1
@@ -157,10 +158,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def pairs_needed(differences: np.ndarray, alpha: float = ALPHA, comparisons: int = 1) -> int | None:
-    """Return the pairs that would detect such a difference, or None if too many.
+    """Return the pairs that would detect such a difference, or None if too many or without one.
 
-    Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2 for the t-test at alpha over the number of
-    comparisons. Wilcoxon's test needs pi / 3 times as many if the differences are normal.
+    The t-test needs Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2. The differences have mean m
+    and deviation s. z_a and z_b are the normal quantiles of alpha, divided by the number of
+    comparisons, and of `POWER`. Wilcoxon's test needs pi / 3 times as many if they are normal.
     """
     mean, std = abs(float(differences.mean())), spread(differences) or 0.0
     if mean <= _rounding(differences):
@@ -172,7 +174,7 @@ def pairs_needed(differences: np.ndarray, alpha: float = ALPHA, comparisons: int
 
 
 def ranks(scores: np.ndarray) -> np.ndarray:
-    """Rank the scores in each block, (B, k). The highest score has rank 1, and ties share ranks."""
+    """Rank the scores, (blocks, methods), in each block. Rank 1 is best, and ties share ranks."""
     return np.asarray(stats.rankdata(-np.round(scores, DIGITS), axis=1))
 
 
@@ -181,14 +183,17 @@ class RankTest:
     """A test of all methods at once."""
 
     blocks: int
-    mean_ranks: np.ndarray  # (k,), 1 is best
+    mean_ranks: np.ndarray  # one per method, 1 is best
     p: float  # of the hypothesis of equal ranks (Friedman, with Iman and Davenport's F)
     critical_difference: float  # mean ranks this far apart differ at alpha (Nemenyi)
-    pairwise: np.ndarray  # p of each pair of methods, (k, k), over all pairs
+    pairwise: np.ndarray  # p of each pair of methods, corrected over all pairs
 
 
 def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
-    """Run Friedman's and Nemenyi's tests on scores (B, k). Small samples give None."""
+    """Run Friedman's and Nemenyi's tests on scores, (blocks, methods).
+
+    Return None with fewer than `FEWEST_BLOCKS` blocks or three methods.
+    """
     blocks, methods = scores.shape
     if blocks < FEWEST_BLOCKS or methods < 3:
         return None
@@ -202,7 +207,7 @@ def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
 
 
 def friedman(scores: np.ndarray) -> float:
-    """Return Friedman's p of the hypothesis of equal ranks, from scores (B, k)."""
+    """Return Friedman's p of the hypothesis of equal ranks, from scores (blocks, methods)."""
     blocks, methods = scores.shape
     placed = ranks(scores)
     between = blocks * float(((placed.mean(0) - (methods + 1) / 2) ** 2).sum())

@@ -29,7 +29,7 @@ class ComparedRow:
     """One method in one table."""
 
     method: str  # the arm's label
-    scores: np.ndarray  # test scores, one per block (seed of each problem), (B,); NaN if it failed
+    scores: np.ndarray  # test scores, one per block (seed of each problem); NaN if it failed
     mean: float = math.nan
     std: float | None = None  # over seeds, or None for one seed
     rank: float = math.nan  # mean rank over blocks, among the finished methods; 1 is best
@@ -151,7 +151,7 @@ def _row(
 def _same_clients(
     rows: Sequence[ComparedRow], winners: Mapping[str, RunOutcome | None]
 ) -> tuple[ComparedRow, ...]:
-    """Drop a row whose clients differ from the first row's clients, because its data changed."""
+    """Mark a row as failed if its clients differ from the first row's, because the data changed."""
     clients = {}
     for row in rows:
         if row.finished and (winner := winners[row.method]):
@@ -184,7 +184,7 @@ def _with_tests(table: ComparisonTable, request: ComparisonRequest) -> Compariso
 
 
 def _candidates(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
-    """Return finished rows that can be best. A row with pooled data competes only with others."""
+    """Return finished rows that can be best: rows with pooled data only if there are no others."""
     finished = [row for row in rows if row.finished]
     return [row for row in finished if row.scored != POOLED] or finished
 
@@ -192,7 +192,7 @@ def _candidates(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
 def compare_overall(
     tables: Sequence[ComparisonTable], request: ComparisonRequest
 ) -> ComparisonTable:
-    """Compare the methods over all problems, if they finished on each of them."""
+    """Compare the methods over all problems. A method that failed on one of them has no score."""
     rows = []
     for own in zip(*(table.rows for table in tables), strict=True):
         row = ComparedRow(own[0].method, np.concatenate([one.scores for one in own]))

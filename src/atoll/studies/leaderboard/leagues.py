@@ -59,7 +59,7 @@ class League(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     title: str
     about: str
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # "*" is every method, and "*:net=duo" every method on that network
     seeds: dict[str, int]  # by partition
     grids: tuple[
         dict[str, tuple[Value, ...]], ...
@@ -69,7 +69,7 @@ class League(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All leagues."""
+    """All leagues, with the data sets and partitions that they share."""
 
     run: Json  # options of every run
     frozen: str = ""  # the last commit that changed Reef; empty: not yet
@@ -89,7 +89,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 @cache
 def read_leagues() -> Recipe:
-    """Read the recipe of this package."""
+    """Read `recipes/leaderboard.toml` of this package."""
     text = (RECIPES / "leaderboard.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Recipe)
 
@@ -110,7 +110,7 @@ class Entry:
     """One planned row."""
 
     run: StudyRun
-    recipe: str
+    recipe: str  # a hash of the configuration, and of its trials
     trials: Mapping[str, StudyRun] = field(default_factory=dict)  # by recipe
 
     @property
@@ -124,7 +124,7 @@ class Entry:
 
 
 def plan_league(name: str, wanted: Wanted) -> tuple[list[Entry], list[str]]:
-    """Plan every row of a league that can run here. Return a sentence for each excluded part."""
+    """Return the rows of a league that can run here, and a sentence for each excluded part."""
     recipe = read_leagues()
     check_name("league", name, recipe.leagues)
     league, entries, notes = recipe.leagues[name], list[Entry](), list[str]()
@@ -155,7 +155,7 @@ def plan_league(name: str, wanted: Wanted) -> tuple[list[Entry], list[str]]:
 def _entries(
     league: League, arms: Mapping[str, tuple[str, bool]], labels: Json, options: Json
 ) -> tuple[list[Entry], list[str]]:
-    """Return all methods on one set and partition, and the methods of `*` that cannot run."""
+    """Return the rows of one set and partition, and the methods of "*" that cannot run there."""
     entries, unable = dict[str, Entry](), list[str]()
     for label, (text, any_method) in arms.items():
         try:
@@ -171,7 +171,7 @@ def _entries(
 
 
 def _arms(league: League, wanted: Sequence[str]) -> dict[str, tuple[str, bool]]:
-    """Return methods by label: their text, and whether they come from `*`."""
+    """Return methods by label: their text, and whether they come from "*" (`League.methods`)."""
     arms: dict[str, tuple[str, bool]] = {}
     for given in league.methods:
         if given.startswith("*"):
@@ -195,7 +195,10 @@ def _entry(league: League, labels: Json, text: str, options: Json) -> Entry:
 
 
 def _trials(league: League, config: RunConfig, labels: Json) -> dict[str, StudyRun]:
-    """Return the points of the first grid that a method can run. `rate` multiplies its default."""
+    """Return the trials of the first grid that a method can run, by recipe.
+
+    `rate` in a grid multiplies the method's default learning rate.
+    """
     config = msgspec.structs.replace(config, seed=league.trial_seed, seeds=league.trial_seeds)
     rate = defaults_of(resolve(config)[0], _task(config), ANY_RATE)["lr"]
     problem = ConfigError("the league has no grid")
@@ -240,9 +243,9 @@ def _task(config: RunConfig) -> str:
 
 
 def tuned_run(entry: Entry, rows: Mapping[Key, Row]) -> StudyRun | None:
-    """Return the run of the best trial's settings, or None if a trial is missing.
+    """Return an entry's run with the settings of its best trial, or None if a trial is missing.
 
-    The first wins ties. A diverged trial is worse than any other.
+    The first trial wins ties. A diverged trial is worse than any other.
     """
     by_recipe = {row.recipe: row for row in rows.values()}
     if not all(recipe in by_recipe for recipe in entry.trials):

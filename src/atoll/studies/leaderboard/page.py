@@ -26,7 +26,7 @@ Click a heading to sort a table."""
 def league_tables(
     rows: Sequence[Row], recipe: Recipe, league: str, reference: str
 ) -> Iterator[tuple[str, list[Table]]]:
-    """Return ranks, tests and scores by partition, for each group of sets."""
+    """Yield each group of sets with its tables: ranks, tests, and scores by partition."""
     for group in GROUPS:
         if own := rows_of(rows, recipe, league, group):
             both = rank_table(own, recipe), against_table(own, reference)
@@ -34,7 +34,7 @@ def league_tables(
 
 
 def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> str:
-    """State the first method on the development sets, and the methods that the reference beats."""
+    """State the first method on the development sets, and how the reference compares."""
     title = recipe.leagues[league].title
     found = rank_methods(rows_of(rows, recipe, league, DEVELOPMENT))
     if found is None:

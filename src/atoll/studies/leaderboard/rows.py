@@ -1,4 +1,4 @@
-"""The rows of the leaderboard: one number each, in a CSV file that grows."""
+"""The rows of the leaderboard, in a CSV file that grows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = tuple[str, ...]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One method on one set and partition, over all seeds. Another file contains the trials.
+    """One method on one set and partition, over all seeds. Rows of trials are in another file.
 
     `recipe` is a hash of the configuration with all defaults, so it detects a changed default.
     """

@@ -34,16 +34,17 @@ def run_entries(
     jobs: int | str = 1,
     out: Path | None = None,
 ) -> None:
-    """Run the missing rows, cheapest first. Each failed run adds a sentence to `problems`.
+    """Run the missing rows. Each failed run adds a sentence to `problems`.
 
-    Raise `Stopped` if the observer stops it. The file then contains the rows of all finished runs.
-    With `out`, keep whole runs and their checkpoints in this folder, otherwise only the rows.
+    Several `jobs` begin with the cheapest runs. Raise `Stopped` if the observer stops the runs. The
+    file then contains the rows of all finished runs. With `out`, keep whole runs and their
+    checkpoints in this folder, otherwise only the rows.
     """
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(TemporaryDirectory(prefix="atoll-leaderboard-")))
 
         def play(runs: Sequence[tuple[str, StudyRun]], kind: str, to: Path, role: str) -> None:
-            """Run by recipe. Trials do not see test nodes."""
+            """Run pairs of recipe and run, and write their rows. Trials do not see test nodes."""
             recipes = {run.name: recipe for recipe, run in runs}
             keeper = _Keeper(observer or StudyObserver(), to, recipes, role, problems)
             few = [replace(run, light=out is None) for _, run in runs]
@@ -73,7 +74,7 @@ def run_entries(
 
 @dataclass
 class _Keeper(StudyObserver):
-    """Writes a row for each run that ends, and forwards all events."""
+    """Writes a row for each run that finishes or diverges, and forwards all events."""
 
     observer: StudyObserver
     path: Path

@@ -30,9 +30,9 @@ class Standings:
 
     methods: tuple[str, ...]
     problems: tuple[tuple[str, str], ...]
-    scores: np.ndarray  # means over seeds, (P, M); 0 if a seed diverged
-    mean_ranks: np.ndarray  # (M,), 1 is best
-    intervals: np.ndarray  # lower and upper ends, 95%, (2, M)
+    scores: np.ndarray  # means over seeds, (problems, methods); 0 if a seed diverged
+    mean_ranks: np.ndarray  # one per method, 1 is best
+    intervals: np.ndarray  # lower and upper ends, 95%, (2, methods)
     notes: tuple[str, ...] = ()  # about methods and problems that are not ranked
 
     @property
@@ -40,13 +40,16 @@ class Standings:
         return len({data for data, _ in self.problems})
 
     def tests(self, reference: str) -> list[PairedTest]:
-        """Test every other method against the reference, over the problems, if it is ranked."""
+        """Test every other method against the reference, or return [] if it is not ranked."""
         scores = dict(zip(self.methods, self.scores.T, strict=True))
         return against(reference, scores) if reference in scores else []
 
 
 def rank_methods(rows: Sequence[Row]) -> Standings | None:
-    """Rank the methods that ran on most problems. Return None with fewer than two methods."""
+    """Rank the methods that ran on at least half of the problems.
+
+    Return None with fewer than two such methods, or without a problem that they share.
+    """
     found = {(row.problem, row.method): row.mean or 0.0 for row in rows}
     problems = list(dict.fromkeys(row.problem for row in rows))
     every = list(dict.fromkeys(row.method for row in rows))
@@ -71,7 +74,7 @@ def rank_methods(rows: Sequence[Row]) -> Standings | None:
 
 
 def bootstrap(by_set: np.ndarray) -> np.ndarray:
-    """Return the 95% bootstrap interval of means over sets, (2, M)."""
+    """Return both ends of the 95% bootstrap interval of each method's mean over sets."""
     draws = np.random.default_rng(0).integers(len(by_set), size=(DRAWS, len(by_set)))
     return np.asarray(np.percentile(by_set[draws].mean(1), [2.5, 97.5], axis=0))
 
@@ -117,7 +120,7 @@ def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
 
 
 def against_table(rows: Sequence[Row], reference: str) -> Table | None:
-    """Make a table of every method against one, or None if there is nothing to test."""
+    """Make a table of every other method against the reference, or None without tests."""
     found = rank_methods(rows)
     if found is None or not (tests := found.tests(reference)):
         return None

@@ -45,7 +45,7 @@ COLUMNS = {
     "pairs": "dataset X structure_heterogeneity mean std seeds protocol cell",
     "violins": "dataset method X client gain protocol",
 }
-"""Columns of the CSV. X is the name of the recipe's first axis."""
+"""Columns of the CSV, for figures without `_scores`. X is the name of the recipe's first axis."""
 
 
 def _table(drawing: Drawing, rows: Sequence[Sequence[object]]) -> Table:
@@ -151,7 +151,7 @@ def draw_rounds(drawing: Drawing) -> Illustration:
 
 
 def draw_bars(drawing: Drawing) -> Illustration:
-    """Plot a group of bars for each position on the axis."""
+    """Plot a group of bars for each position on the axis, with a bar per method."""
     groups = list(dict.fromkeys(point.group for point in drawing.points))
     several = len({p.x.methods for p in drawing.points}) > 1
     methods, ticks, low = drawing.methods(), [], 100.0
@@ -219,7 +219,7 @@ def draw_similarity(drawing: Drawing) -> Illustration:
 
 
 def draw_distance(drawing: Drawing) -> Illustration:
-    """Plot the distance of same-class nodes of different clients, with a bar per method."""
+    """Plot the distance of two clients' outputs for nodes of the same class, a bar per method."""
     methods, panels, rows = drawing.methods(), [], []
     for dataset in drawing.datasets():
         marks: list[Mark] = []
@@ -237,7 +237,7 @@ def draw_distance(drawing: Drawing) -> Illustration:
 
 
 def _distances(folder: Path) -> list[float]:
-    """Return the mean distance of same-class outputs of two clients, for every seed."""
+    """Return `embedding_distance` of the deployed models' outputs, for every seed."""
     run, found = read_run(folder), []
     method = run.method
     assert method is not None
@@ -256,7 +256,7 @@ def _distances(folder: Path) -> list[float]:
 
 
 def draw_contribution(drawing: Drawing) -> Illustration:
-    """Plot the effect of one client on each class, with one kind of difference at a time."""
+    """Plot the effect of the first client on each class, for each `vary` of `contribution`."""
     pictures, rows = {}, []
     for point in drawing.points:
         found = contribution(point.run.config, client=0, vary=str(point.x.label))
@@ -269,7 +269,10 @@ def draw_contribution(drawing: Drawing) -> Illustration:
 
 
 def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStudy]]:
-    """Yield the clusters of every GCFL run, with its file name, next to other methods' runs."""
+    """Yield every GCFL run: its point, its file name and its clusters.
+
+    In a figure of losses, the clusters include the data set's other runs for comparison.
+    """
     for point in drawing.points:
         if point.run.config.method != "gcfl":
             continue
@@ -280,7 +283,7 @@ def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStud
 
 
 def draw_norms(drawing: Drawing) -> Illustration:
-    """Plot norms of updates and the tree of clusters, for each run."""
+    """Plot norms of updates and the tree of clusters, for each GCFL run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
         pictures[f"{name}-norms"] = clusters_charts.norm_charts(study, cluster_title(study))
@@ -293,7 +296,7 @@ def draw_norms(drawing: Drawing) -> Illustration:
 
 
 def draw_heterogeneity(drawing: Drawing) -> Illustration:
-    """Plot the heterogeneity of the graphs inside clusters, for each run."""
+    """Plot the heterogeneity of the graphs inside clusters, for each GCFL run."""
     pictures, rows = {}, []
     for point, name, study in _cluster_studies(drawing):
         pictures[name] = clusters_charts.heterogeneity_charts(study, cluster_title(study))
@@ -320,7 +323,7 @@ def draw_losses(drawing: Drawing) -> Illustration:
 
 
 def draw_pairs(drawing: Drawing) -> Illustration:
-    """Plot the first client's accuracy against the other's structural distance (GCFL, Fig. 5)."""
+    """Plot the first of two clients' accuracy against their structural distance (GCFL, Fig. 5)."""
     marks: list[Mark] = []
     rows = []
     for point in drawing.points:
@@ -343,7 +346,7 @@ def draw_pairs(drawing: Drawing) -> Illustration:
 
 
 def draw_violins(drawing: Drawing) -> Illustration:
-    """Plot the clients' gains over local training, with two halves of a violin per method."""
+    """Plot the clients' gains over local training: a violin per method, each half one variant."""
     methods, panels, rows = drawing.methods(), [], []
     sides = [variant.label for variant in drawing.recipe.x]
     for dataset in drawing.datasets():

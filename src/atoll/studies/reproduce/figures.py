@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a paper under one protocol. "" is the paper's own protocol."""
+    """A figure of a paper under the protocol `rules`. "" is the paper's own protocol."""
 
     paper: Paper
     number: str
@@ -51,7 +51,7 @@ class Figure:
         return self.paper.recipe.figures[self.number]
 
     def runs(self, *, here: bool = True) -> list[StudyRun]:
-        """Return each run of the figure and its baselines, also without data unless `here`."""
+        """Return the runs of the figure and its baselines. With `here`, skip runs without data."""
         points, _ = self.plan(here=here)
         return unique([*(point.run for point in points), *self.baselines(points).values()])
 

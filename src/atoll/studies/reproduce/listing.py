@@ -69,13 +69,13 @@ def _rows(paper: Paper, wanted: Wanted) -> Iterator[tuple[object, ...]]:
 def _data_and_time(
     paper: Paper, sets: Sequence[str], runs: Sequence[StudyRun], root: str | None
 ) -> tuple[str, str]:
-    """Return the data sets of a table (missing sets in brackets) and the time of its runs here."""
+    """Return the names of the data sets (missing sets in brackets) and the time of the runs."""
     words = [f"({one})" if absent(paper.data_name(one), root) else one for one in sets]
     return ", ".join(words), _time(runs).removeprefix("about ") if runs else DASH
 
 
 def items(paper: Paper, text: str) -> list[tuple[str, str]]:
-    """Parse a table or figure, or `all`, which excludes drawings and descriptions."""
+    """Return the (kind, number) of a table or figure. `all` is every item without a `reason`."""
     if text.lower() != "all":
         return [find_item(paper, text)]
     return [
@@ -116,7 +116,7 @@ def check_configuration(run: StudyRun) -> None:
 
 
 def dry_run_parts(paper: Paper, kind: str, number: str, wanted: Wanted) -> list[Part]:
-    """Return a line for each run, the rough time, and the sources of missing data sets."""
+    """Return a line per configuration, the rough time, and the sources of missing data sets."""
     recipe = (paper.recipe.tables if kind == "table" else paper.recipe.figures)[number]
     title = f"{paper.name}, {kind} {number}: {recipe.shows}"
     found = planned_runs(paper, kind, number, wanted)

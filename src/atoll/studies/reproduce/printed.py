@@ -16,7 +16,7 @@ from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.table import COLUMNS, LAST, TOLERANCE, ReproducedRow, Reproduction
 from atoll.studies.study_run import Json
 
-AGREES = " ~"  # after the verdict by points: compatible by both standard deviations
+AGREES = " ~"  # after a verdict by points: also statistically compatible
 WIDTH = 80  # width of the narrowest supported terminal
 METRIC_WORDS = {"acc": "accuracy", "f1": "F1", "auc": "AUC", "avg": "mean"}
 METRIC_WORDS |= {"min_gain": "min gain", "ratio_improved": "improved"}
@@ -34,7 +34,7 @@ def value_text(value: float | None, std: float | None, metric: str) -> str:
 
 
 def _texts(found: Reproduction, row: ReproducedRow) -> list[str]:
-    """Format a row: printed, ours, difference, verdict, then the same under strict."""
+    """Format a row: printed, ours, difference and verdict, then strict and additional columns."""
     one = row.printed
     texts = [value_text(one.value, one.std, one.metric)]
     for rules in (*found.rules, *_beside(found)):
@@ -82,10 +82,10 @@ def _columns(found: Reproduction, rows: Sequence[ReproducedRow]) -> tuple[list[s
 
 
 def terminal_tables(found: Reproduction) -> list[Table]:
-    """Return the rows that have a run as one table, or as one table per problem if it is too wide.
+    """Return the rows that have a run as one table, or as several if it is too wide.
 
-    Only the files contain the difference under `strict` and other draws, because a terminal is too
-    narrow.
+    Then each data set, setting and number of clients has a table. Only the files contain the
+    difference under `strict` and other draws, because a terminal is too narrow.
     """
     if not (shown := [row for row in found.rows if not row.reason]):
         return []
@@ -159,7 +159,7 @@ def how(found: Reproduction, rows: Sequence[ReproducedRow]) -> str:
 
 
 def summary_lines(found: Reproduction) -> list[str]:
-    """Return the number of matching cells, and each reason for a missing cell."""
+    """Return sentences: the number of matching cells, the reasons for missing cells, and notes."""
     verdicts = Counter(map(found.verdict, found.rows))
     reasons = [f"{counted(n, 'cell')} {reason}" for reason, n in verdicts.items() if ": " in reason]
     notes = [f"{row.printed.method}: {row.note}" for row in found.rows if row.note and row.ours]
@@ -228,7 +228,10 @@ def write_table(found: Reproduction, folder: Path, *, tex: bool) -> list[Path]:
 
 
 def table_parts(found: Reproduction, rows: int) -> list[present.Part]:
-    """Return the table, its summary, and the reasons for missing numbers."""
+    """Return the table, its summary, and the reasons for missing numbers.
+
+    `rows` is the number of rows in the files, which earlier calls may have filled.
+    """
     about = how(found, with_runs(found))
     parts: list[present.Part] = [present.heading(heading(found)), about, ""]
     for table in terminal_tables(found):

@@ -30,7 +30,7 @@ TUNED = RECIPES / "tuned.toml"
 PRINTED_METRICS = {"acc": "test_accuracy", "f1": "test_weighted_f1", "auc": "test_auc"}
 """Published metrics, and our names for them."""
 AVERAGE = "avg"
-GAINS = ("min_gain", "ratio_improved")  # over the clients of a run and of the paper's baseline
+GAINS = ("min_gain", "ratio_improved")  # metrics of the clients' gains over the paper's baseline
 
 Options = dict[str, Any]
 
@@ -40,7 +40,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class DataRecipe(_Part, frozen=True):
-    """Atoll's name of a paper's data set, its requirements, and options by number of clients."""
+    """Atoll's name of a paper's data set, its options, and options by number of clients."""
 
     data: str = ""
     run: Options = {}
@@ -49,7 +49,11 @@ class DataRecipe(_Part, frozen=True):
 
 
 class SettingRecipe(_Part, frozen=True):
-    """Options of a setting, under both protocols or only under `strict`, and a file with more."""
+    """Options of a setting, and the name of a file with more options.
+
+    Under `strict`, only the budget and the hyper-parameters of `run` apply, and the options in
+    `strict` are added.
+    """
 
     run: Options = {}
     strict: Options = {}
@@ -59,9 +63,9 @@ class SettingRecipe(_Part, frozen=True):
 class MethodRecipe(_Part, frozen=True):
     """Options of a method: general, only under the paper's protocol, or with a setting.
 
-    A method without runs has a reason instead. `settings_of_file` takes the hyper-parameters of the
-    setting's file, which belong to one method. `tuned` names the search whose result for a data set
-    it takes.
+    A method without runs has a reason instead. With `settings_of_file`, the hyper-parameters of the
+    setting's file apply, which belong to one method. `tuned` names a search (`PaperRecipe.search`),
+    whose result for the data set applies.
     """
 
     run: Options = {}
@@ -112,7 +116,7 @@ class FigureRecipe(_Part, frozen=True):
 
 
 class SearchRecipe(_Part, frozen=True):
-    """A search for a paper's tuned settings: successive grids, each around the last choice."""
+    """A search for a paper's tuned settings. Each grid starts from the previous grid's choice."""
 
     stages: tuple[dict[str, tuple[Value, ...]], ...]
     clients: int = 10
@@ -128,7 +132,7 @@ class Change(_Part, frozen=True):
 
 
 class PaperRecipe(_Part, frozen=True):
-    """A whole file. `paper_only` applies to all methods, under the paper's protocol."""
+    """A paper's whole recipe. `paper_only` applies to all methods, under the paper's protocol."""
 
     title: str
     protocol: str
@@ -140,8 +144,8 @@ class PaperRecipe(_Part, frozen=True):
     paper_only: Options = {}
     search: dict[str, SearchRecipe] = {}
     changes: tuple[Change, ...] = ()
-    printed_in: str = "percent"
-    spread: str = "of runs"
+    printed_in: str = "percent"  # or "shares", from 0 to 1
+    spread: str = "of runs"  # or "of clients": the meaning of a published deviation
     printed_runs: int = 1  # number of runs per published mean
     baseline: str = ""
 
@@ -188,11 +192,12 @@ class Paper:
         tuned: bool = True,
         **more: Any,
     ) -> RunConfig:
-        """Return the run of a cell, by the paper's names.
+        """Return the configuration of a cell's run, by the paper's names.
 
         A setting has parts joined by ";". If `clients` is None, the protocol chooses their number.
         `rules` is `strict` or the paper's protocol, also with another data seed ("fedath:2022").
-        `variants` are positions on a figure's axes; `more` are seeds, rounds and data_root.
+        `variants` are positions on a figure's axes. `tuned` applies the result of a search
+        (`choice`). `more` are seeds, rounds, data_root and device.
         """
         own, names, data = self._method(method), setting.split(";"), self.data_name(dataset)
         parts = [self.recipe.settings[part] for part in names if part]
@@ -233,7 +238,7 @@ class Paper:
         return {"set": found["set"]} if ended else {}
 
     def note(self, dataset: str, method: str) -> str:
-        """Return the departures of a method here."""
+        """Return how our runs of a method depart from the paper, or ""."""
         own = self._method(method)
         untuned = own.tuned and not self.choice(dataset, method)
         lacks = f"not tuned for {dataset} (python -m bench tune-tables); it uses its defaults."
@@ -244,7 +249,7 @@ class Paper:
         return self.recipe.methods[name]
 
     def why_not(self, dataset: str, method: str, root: str | None) -> str:
-        """Return a sentence if a cell has no run here, otherwise ""."""
+        """Return why a cell has no run here, or ""."""
         return self._method(method).reason or absent(self.data_name(dataset), root)
 
     def data_name(self, dataset: str) -> str:
@@ -293,7 +298,7 @@ def _tuned() -> dict[str, dict[str, dict[str, Options]]]:
 
 @cache
 def _of_file(template: str, data: str, settings: bool) -> Options:
-    """Return the data and training options of a setting's file, and its hyper-parameters."""
+    """Return a setting's options from its file, with the hyper-parameters only if `settings`."""
     if not template:
         return {}
     raw = read_config(RECIPES / template.format(data=data))

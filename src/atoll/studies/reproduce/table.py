@@ -1,10 +1,10 @@
 """Reproduce a table: every published number, our number, and a verdict on the two.
 
-A cell is one run of a study (`atoll.studies.study`). Its name depends on the options that determine
-its numbers, so tables and protocols share a run, and a second call runs only missing runs.
+The name of a run in the study (`atoll.studies.study`) depends on the options that determine its
+numbers. Therefore tables and figures share a run, and a second call runs only missing runs.
 
 study.json lists all calls under "looks". Therefore a partial call keeps the files of a table
-complete, and `atoll report` finds all calls. Calls with fewer rounds make separate tables.
+complete, and `atoll report` finds all calls. Calls with other rounds make separate tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
 LAST = ":last"  # after the name of a protocol: the last round instead of the selected round
-TOLERANCE = 1.5  # points between a published number and ours, or its deviation if larger
+TOLERANCE = 1.5  # maximum difference in points, or the published deviation if larger
 Spread = tuple[float, float | None, int]  # mean, standard deviation and number of seeds
 Done = Container[str] | None  # names of runs that need no data; None: all
 COLUMNS = ("dataset", "setting", "clients", "method", "metric")  # columns that `--only` accepts
@@ -76,7 +76,7 @@ class ReproducedRow:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A reproduced table. Its rows have the order of the published table."""
+    """A reproduced table. Its rows have the order of `in_order`."""
 
     paper: Paper
     table: str
@@ -111,7 +111,7 @@ class Reproduction:
         return compatible(self.paper, row.printed.metric, row.printed.value, row.printed.std, ours)
 
     def counts(self) -> dict[str, int]:
-        """Count the rows of each verdict, by its first word or two."""
+        """Count the rows of each verdict, without its reason."""
         return dict(Counter(self.verdict(row).partition(":")[0] for row in self.rows))
 
 
@@ -127,9 +127,10 @@ def compatible(
 ) -> bool | None:
     """Return whether published and our values differ by at most two standard errors.
 
-    `ours` contains the values of each draw of the data, and all runs have equal weight. The
-    published mean has the recipe's number of runs, and our deviation if none is published. If only
-    seeds differ, about nine of ten cells agree. The result is None if we have no deviation.
+    `ours` contains a `Spread` for each draw of the data, and all runs have equal weight. The
+    published mean has the recipe's number of runs. It has our deviation if the paper publishes none
+    over runs. If only seeds differ, about nine of ten cells agree. The result is None for gains, or
+    if we have no deviation.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
@@ -165,7 +166,10 @@ class Wanted:
         return (own, STRICT) if self.both else (own,)
 
     def looks(self, paper: Paper, table: str) -> tuple[str, ...]:
-        """Return the protocols, and variants of the paper's: its last round, other draws."""
+        """Return the protocols, and variants of the paper's protocol.
+
+        These are its last round and, with `both`, other data seeds (`TableRecipe`).
+        """
         own, recipe = paper.recipe.protocol, paper.recipe.tables[table]
         more = [LAST] if recipe.last_round else []
         more += [f":{seed}" for seed in recipe.draws if self.both]
@@ -247,7 +251,7 @@ def _aliases(paper: Paper, name: str, column: str) -> list[str]:
 
 
 def plan_table(paper: Paper, table: str, wanted: Wanted, done: Done = ()) -> list[ReproducedRow]:
-    """Plan the rows of a table. Runs in `done`, or all (None), need no data."""
+    """Plan the rows of a table. Runs named in `done` need no data. None means all runs."""
     if reason := paper.recipe.tables[table].reason:
         raise ConfigError(f"table {table} of {paper.name} is not reproduced: {reason}")
     cells = paper.cells(table)
@@ -399,7 +403,7 @@ class Gains(dict[Path, np.ndarray]):
         return self[folder]
 
     def of(self, outcome: RunOutcome, base: RunOutcome, metric: str) -> Ours:
-        """Return the smallest gain in points, or the number of clients without a loss."""
+        """Return the smallest gain in points (min_gain), or the count of clients without loss."""
         accuracy = self[outcome.folder]
         gain = Gain("", accuracy, accuracy.mean(0) - self[base.folder].mean(0))
         assert gain.gain is not None
@@ -432,7 +436,7 @@ def _wanted(call: Json, folder: Path) -> Wanted:
 
 
 def whole_table(folder: Path, paper: Paper, table: str, rounds: int | None) -> Reproduction:
-    """Return all numbers of a table whose runs a folder contains, and reasons for missing ones.
+    """Return a table with the numbers of all runs in a folder, and reasons for missing numbers.
 
     Of several calls for a cell (for example on another device), the last one with a number counts.
     """

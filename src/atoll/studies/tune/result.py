@@ -47,9 +47,9 @@ class Trial:
     state: str  # "complete", "pruned", "diverged" (its loss was not finite) or "failed"
     value: float | None  # the validation score by the protocol's rule, or None unless complete
     curve: Sequence[float]  # mean validation score after each reported round
-    seconds: float = 0.0  # duration in this call
+    seconds: float = 0.0  # duration in the call that ended it
     problem: str = ""  # the reason if it failed or diverged
-    metric: str = "accuracy"  # the score's name: "accuracy" or "auc"
+    metric: str = "accuracy"  # the score's name, such as "auc"
 
 
 def ranking(trials: Sequence[Trial]) -> list[Trial]:
@@ -77,7 +77,7 @@ class Tuned:
 
     @property
     def metric(self) -> str:
-        """The name of the validation metric: "accuracy" or "auc"."""
+        """The name of the validation metric, such as "accuracy" or "auc"."""
         return self.best.metric
 
 
@@ -148,7 +148,7 @@ def _trial(folder: Path, number: int, event: Json, fixed: Json) -> Trial:
     if result.exists():
         summary = read_json(result)
         metric = summary.get("metric", "accuracy")
-        # As in `runner.TrialObserver`, if no client has the metric of the data set.
+        # Accuracy, as in `runner.TrialObserver`, if no client has the requested metric.
         metric = metric if f"val_{metric}" in summary["metrics"] else "accuracy"
         score = float(summary["metrics"][f"val_{metric}"]["mean"])
         value, curve = (score if state == "complete" else None), [score]
@@ -226,7 +226,7 @@ def commands(found: TuningResult) -> list[str]:
 
 
 def write_tuning(found: TuningResult, out: Path) -> list[Path]:
-    """Write trials.csv, tune.json, history.png, and a configuration for each method."""
+    """Write trials.csv, tune.json, history.png and best-METHOD.toml. Return their paths."""
     files: dict[str, object] = {
         "trials.csv": all_trials(found),
         "tune.json": json.dumps(summary(found), indent=2),

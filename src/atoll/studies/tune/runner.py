@@ -238,7 +238,7 @@ class _Ahead(StudyObserver):
 
 
 class Blinded(FederationCache):
-    """Cache of federations without test nodes. `metric` is the default metric of the data."""
+    """Cache of federations without test nodes. `metric` is the user's metric, or the data's."""
 
     def __init__(self) -> None:
         super().__init__(make=_divide_without_test)
@@ -284,7 +284,7 @@ class TrialObserver(Observer):
         return self.pruned or self.observer.should_stop()
 
     def end(self, result: Result) -> None:
-        """Report the rounds of a run that was only read."""
+        """Report the rounds that are not yet reported (all, if the run was only read)."""
         self._report(result.seeds[0].history)
         self.value = float(result.metrics()[f"val_{self.metric}"]["mean"])
 
@@ -309,7 +309,7 @@ class TrialObserver(Observer):
 def watch_ahead(
     plan: SearchPlan, blinded: Blinded, search: Search | None, observer: Observer
 ) -> TrialObserver:
-    """Observe a trial in another process (`StudyRun.watch`)."""
+    """Return the observer of a trial in another process (`StudyRun.watch`)."""
     if search is not None:
         search.ask()  # draws the trial again, to compare it with the others
     return TrialObserver(observer, plan, blinded, search)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PRUNERS = ("median", "none")
 STARTUP = 10  # random trials before the sampler learns from them
 PRUNE_AFTER = 5  # minimum number of finished trials for a median
-TRIES = 50  # maximum draws of another point if all drawn points were tried
+TRIES = 50  # maximum draws to find an untried point
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,9 @@ def space_of(
 ) -> tuple[dict[str, Range], list[str]]:
     """Return the space of one method, and a sentence for each excluded range.
 
-    The search skips hyper-parameters that `asked` sets; `config` is the same, resolved. `preset`
-    names one of the method's `grids`. The user's ranges in `search` replace or extend the method's.
+    The search skips hyper-parameters that `asked` sets. `config` is `asked` with all defaults.
+    `preset` names one of the method's `grids`. The user's ranges in `search` replace or extend the
+    method's.
     """
     cls, name = method_class(config.method), config.method
     declared: Space = cls.space if preset is None else _grid(cls, name, preset)
@@ -211,7 +212,7 @@ def grid_of(space: Mapping[str, Range], most: int) -> list[dict[str, Value]] | N
 
 
 def _parts(method: Any) -> list[Any]:
-    """Return method, network, optimizer and base, in the order in which `--set` searches a key."""
+    """Return method, network, base and optimizer, in the order in which `--set` searches a key."""
     inner = [getattr(method, name, None) for name in ("net", "base", "optimizer")]
     return [method, *(part for part in inner if is_dataclass(part))]
 
@@ -234,8 +235,8 @@ def need_optuna() -> None:
 class Search:
     """The trials of one method."""
 
-    file: Path
-    name: str  # the study's name in it
+    file: Path  # Optuna's SQLite file
+    name: str  # the study's name in the file
     space: Mapping[str, Range]  # the ranges to search
     seed: int  # of the sampler
     rounds: int  # of a whole trial, for the pruner
@@ -272,7 +273,7 @@ class Search:
         return found
 
     def ask(self) -> dict[str, Value] | None:
-        """Return the next settings, or None if no untried point is left."""
+        """Return the next settings, or None if `TRIES` draws give no untried point."""
         import optuna
 
         number, tried = len(self.frozen), [trial.params for trial in self.frozen]
@@ -298,7 +299,7 @@ class Search:
         return None
 
     def known(self, trials: int) -> list[dict[str, Value]]:
-        """Return settings of the next trials, up to `trials`, that depend on no open result.
+        """Return settings of the next trials that depend on no open result, up to `trials` in all.
 
         These are the given first points and the random draws; after them, only the next trial.
         """
@@ -371,7 +372,7 @@ def _distribution(wanted: Range) -> BaseDistribution:
 
 
 def _rounded(wanted: Range, value: Value) -> Value:
-    """Round a real number to three digits, which are enough and fit on a command line."""
+    """Round a real number to three significant digits, which fit on a command line."""
     if isinstance(value, float) and not isinstance(wanted, OneOf):
         short = float(f"{value:.3g}")
         value = short if short in wanted else value

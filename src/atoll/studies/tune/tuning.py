@@ -1,9 +1,9 @@
 """Search hyper-parameters on validation scores only: `atoll tune`.
 
 A tuning is a study. Each trial is a run on clients without test nodes and test labels, so that no
-choice can depend on them. A trial below the median of the others' scores stops early. At the end,
-the best configuration of each method runs once on the whole data with new seeds. Report this
-number.
+choice can depend on them. By default, a trial below the median of the others' scores stops early.
+At the end, the best configuration of each method runs once on the whole data with new seeds. Report
+this number.
 """
 
 from __future__ import annotations
