@@ -239,7 +239,7 @@ OUT = option(
 )
 JOBS = option(
     "--jobs N",
-    "Run N processes in parallel; auto uses one per core if that is faster, and one on a GPU.",
+    "Run N processes in parallel; auto uses one per core if that is faster, and fewer on a GPU.",
     default="auto",
 )
 AS_JSON = option("--json", "Print one JSON object as the last line.", name="as_json")
