@@ -59,7 +59,7 @@ class Form:
         return bool(self.structure == other.structure) and kinds[0] == kinds[1]
 
     def widen(self, other: Form) -> None:
-        """Free the axes that differ in the two forms."""
+        """Set to None the axes whose sizes differ in the two forms."""
         self.tensors = [
             (tuple(a if a == b else None for a, b in zip(axes, others, strict=True)), dtype)
             for (axes, dtype), (others, _) in zip(self.tensors, other.tensors, strict=True)
@@ -77,7 +77,7 @@ class Forms:
     def of(
         cls, method: Method, like: Federation, rounds: int, fraction: float, batching: Batching
     ) -> Self:
-        """Play rounds on synthetic clients with the features, classes and task of a federation."""
+        """Record the forms on synthetic clients with the features, classes and task of `like`."""
         method = short(method)
         forms, made = cls(), [make_probe(like, {}, torch.zeros(()), more).graphs for more in (0, 4)]
         # Axes that count clients, or their nodes, differ. One client gets nothing of others.
@@ -88,7 +88,7 @@ class Forms:
         return forms
 
     def play(self, experiment: Experiment) -> None:
-        """Play the rounds that show every form, and record it."""
+        """Play the rounds that show every form. The engine of the experiment records them."""
         run = experiment.begin()
         run.start()
         for number in played(experiment.method, experiment.rounds):
@@ -168,7 +168,7 @@ def short(method: Method) -> Method:
 
 
 def played(method: Method, rounds: int) -> list[int]:
-    """Return the rounds to play: the first two, and two after the first and last new stage."""
+    """Return the rounds to play: two from round 0, and from the first and last change of stage."""
     stages = [method.stage(number) for number in range(min(rounds, MOST))]
     changes = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
     first = (0, *changes[:1], *changes[-1:])
