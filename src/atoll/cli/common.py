@@ -218,7 +218,7 @@ def print_written(console: Console, paths: list[Path]) -> None:
 
 
 def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
-    """Print the table and folder of finished runs unless `quiet`. `as_json` adds the first one."""
+    """Print table and folder of the runs unless `quiet`, and with `as_json` the first run's JSON."""
     from atoll.present.terminal import result_table
 
     if not quiet:

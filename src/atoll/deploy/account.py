@@ -12,7 +12,7 @@ from atoll.experiment.privacy import release
 
 
 class Account:
-    """The releases of a site in all its runs. A restart does not reset the account."""
+    """Noised updates (releases), scores and bytes that left a site. No restart resets them."""
 
     def __init__(self, audit: Audit) -> None:
         with audit.readable():

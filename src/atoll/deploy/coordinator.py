@@ -139,7 +139,7 @@ class Settled:
 
 
 def check_keys(method: Method, roster: remote.Roster) -> None:
-    """Refuse a run if the method's keys of all nodes do not fit into the server's free memory."""
+    """Refuse a run that needs more memory for all nodes (`bytes_per_node`) than the server has."""
     most = max(roster.nodes)
     needs, free = method.bytes_per_node * most * len(roster), available_memory()
     if needs > free:

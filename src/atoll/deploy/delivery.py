@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     atoll: str  # the server's version
 
     def check_names(self) -> None:
-        """Refuse missing and other files than each seed's `SENT`, because a name becomes a path."""
+        """Refuse a manifest without exactly the files `SENT` of each seed: names become paths."""
         wanted = {f"seed-{seed}/{name}" for seed in self.rounds for name in SENT}
         for name in sorted(self.files.keys() - wanted):
             raise WireError(f"'{name[:100]}' cannot name a file of a model")
@@ -205,7 +205,7 @@ class Signer:
 
 
 def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[str, str]:
-    """Send every site its model of a finished run. Return the reason of each site that failed."""
+    """Send every site its model of a finished run. Return the reasons of failed sites."""
     audit, run = Audit(folder / "audit.jsonl"), RunFolder(folder)
     seeds = [seed for seed in run.config.all_seeds if run.model_folder(seed).exists()]
     if not seeds:

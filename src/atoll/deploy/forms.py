@@ -97,7 +97,7 @@ class Forms:
     def check_disclosure(self, policy: Policy) -> None:
         """Refuse a method that needs a disclosure which the policy does not allow, in any step.
 
-        Otherwise the steps around the refused one could be asked without it.
+        Otherwise a server could leave out the refused step and still ask for the other steps.
         """
         for step, names in self.sent.values():
             policy.check_reply(step, names)
@@ -153,7 +153,7 @@ def _small(leaf: Tensor) -> Tensor:
 
 
 def short(method: Method) -> Method:
-    """Return the method with one epoch, step and iteration of each kind: they change no form."""
+    """Return the method with at most one epoch, step or iteration: more of them change no form."""
     changed: Json = {}
     for part in fields(method):
         value = getattr(method, part.name)
@@ -176,7 +176,7 @@ def played(method: Method, rounds: int) -> list[int]:
 
 
 def first_model(method: Method, like: Federation) -> Form:
-    """Return the form of the model that the method sends, found on synthetic clients."""
+    """Return the form of the model that the method deploys, found on synthetic clients."""
     probes = make_probe(like, {}, torch.zeros(())).graphs
     made = Simulation(Federation(probes, like.classes), method, engine="serial")
     return Form.of(method.deploy(method.init(made.clients(-1))).tree)

@@ -229,7 +229,7 @@ class Members:
         return members
 
     def write(self, file: Path) -> None:
-        """Replace the file."""
+        """Replace the content of the file by these names."""
         write_atomically(file, json.dumps(asdict(self)).encode(), mode=0o600)
 
 
@@ -309,7 +309,7 @@ def _about_joined(kit: Path, name: str) -> AboutKit:
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Return whether two fingerprints are equal in any notation."""
+    """Return whether two fingerprints are equal, apart from case, colons and prefix."""
     plain = [text.upper().replace(":", "").removeprefix("SHA256") for text in (one, other)]
     return plain[0] == plain[1]
 

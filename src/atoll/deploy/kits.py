@@ -1,7 +1,7 @@
 """Kits: one folder for each party of a federation, with its key and the root's certificate.
 
 FLARE's provisioning makes the keys, certificates and signed start-up files. Atoll restricts server
-and sites: a job may run only Atoll's class for the party and no sent code, and none gets a shell.
+and sites: a job may run only Atoll's class for the party and no sent code, and neither has a shell.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def networks(method: Method) -> list[Net]:
-    """Return every network of a method, including generated ones and those of wrapped methods."""
+    """Return all networks of a method and of wrapped methods, also those that properties make."""
     found: list[Any] = []
     for part in owners_of(method).values():
         made = inspect.getmembers_static(type(part), lambda value: isinstance(value, property))

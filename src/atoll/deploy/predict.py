@@ -1,4 +1,4 @@
-"""Predictions at a site, which uses its delivered model, private parts and data. None is sent."""
+"""A site's predictions on its data, with its delivered model and private parts. Nothing is sent."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line through P points. `low` and `high` add a band around it."""
+    """A line through points. `low` and `high` add a band around it."""
 
     x: Numbers
     y: Numbers  # a value that is not finite makes a gap

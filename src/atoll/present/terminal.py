@@ -176,7 +176,7 @@ def profile_table(profile: Mapping[str, Sequence[float]]) -> Group:
 
 
 def result_table(results: list[Result]) -> Group:
-    """Render a table with a row for each result, and notes. A single result adds its clients."""
+    """Render a table with a row for each result, and notes. For one result, add its clients."""
     first = results[0]
     config = first.config
     how = _PICKED.get(first.select, "at each client's best validation round")

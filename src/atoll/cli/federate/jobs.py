@@ -90,7 +90,7 @@ def stop(kit: Path) -> None:
 def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Create, run and clean up a federation on this machine, with mutual TLS.
 
-    Without --rounds, it trains for 10 rounds.
+    Without --rounds, the command trains for 10 rounds.
     """
     from atoll.deploy.local import Demo
     from atoll.experiment.problem import Problem
