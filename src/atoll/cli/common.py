@@ -218,7 +218,7 @@ def print_written(console: Console, paths: list[Path]) -> None:
 
 
 def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
-    """Print table and folder of the runs unless `quiet`, and with `as_json` the first run's JSON."""
+    """Print table and folder of runs unless `quiet`, and with `as_json` the first run's JSON."""
     from atoll.present.terminal import result_table
 
     if not quiet:
