@@ -1,4 +1,4 @@
-"""The command line, one file per command."""
+"""The command line. Each file defines one command, or a few related ones."""
 
 from atoll.cli.app import main
 

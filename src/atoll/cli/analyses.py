@@ -212,7 +212,7 @@ def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) ->
 
 
 def checked_console(out: Path | None, *, as_json: bool = False) -> Console:
-    """Return the console. If `out` is given, first check that it is writable."""
+    """Return the console. If `out` is given, first check that plots can be written there."""
     from atoll.present.files import check_output
 
     if out is not None:
@@ -229,7 +229,7 @@ def _print(console: Console, parts: Iterable[Part], **how: Any) -> None:
 def _finish(
     console: Console, out: Path | None, files: Mapping[str, object], summary: object = None
 ) -> None:
-    """Write the files if `out` is given, then print the summary as JSON (null: undefined)."""
+    """Write the files if `out` is given. Print a given summary as JSON, null for undefined."""
     from atoll.present.files import plain_json, write_all
 
     if out is not None:

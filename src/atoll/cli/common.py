@@ -129,7 +129,7 @@ def refuse_beside_resume(kind: str, given: Mapping[str, object], allowed: str) -
 def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
     """Report how to continue if Ctrl-C or SIGTERM stops the command, then exit with 130 or 143.
 
-    The same happens if the disk is full, after an error that names the file.
+    If the disk is full, print an error that names the file, report, and exit with 2.
     """
     from atoll.experiment.run import Stopped
 
@@ -163,7 +163,7 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable garbage collection while torch is imported, and exclude its modules afterwards."""
+    """Disable garbage collection while torch is imported. Later it skips objects made so far."""
     # A process that imported torch earlier may have garbage, which `gc.freeze` would keep.
     first = "torch" not in sys.modules and gc.isenabled()
     if first:
@@ -177,7 +177,7 @@ def without_collection() -> Iterator[None]:
 
 
 def fresh_folder(name: str) -> Path:
-    """Return a new folder for a result, if the user did not name one."""
+    """Return the path of a new folder in atoll-runs, named after the time and `name`."""
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:60]
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
@@ -218,7 +218,7 @@ def print_written(console: Console, paths: list[Path]) -> None:
 
 
 def show_results(results: list[Result], folder: Path | None, *, as_json: bool, quiet: bool) -> None:
-    """Print the table of finished runs, their folder, and the JSON of the first run."""
+    """Print table and folder of runs unless `quiet`, and with `as_json` the first run's JSON."""
     from atoll.present.terminal import result_table
 
     if not quiet:

@@ -125,7 +125,7 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
 
 
 def _print(console: Console, found: Comparison, tests: Mapping[str, object], folder: Path) -> None:
-    """Print the tables. Note that other `tests` do not change the study's files."""
+    """Print the tables. Say that options of tests (`tests`) do not change the study's files."""
     from atoll.present.terminal import noted_table
 
     sentences = found.sentences()

@@ -58,11 +58,11 @@ MINUTES = "Stop after M minutes; the same command continues.  [default: no limit
     example="atoll leaderboard --data cornell --methods reef,fedavg,fedprox --seeds 3",
 )
 def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **given: Any) -> None:
-    """Run the experiments of a league that FILE does not contain, and print the ranking.
+    """Run the experiments of a league that the CSV file lacks, and print the ranking.
 
     A league is a set of rules. A row is one method on one data set and partition, over all seeds.
-    The command skips a row that FILE contains with the same complete configuration. --minutes 0
-    only prints the ranking.
+    The command skips a row that the file contains with the same complete configuration. --minutes
+    0 only prints the ranking.
     """
     from atoll.core.errors import check_name
     from atoll.core.files import write_atomically

@@ -28,7 +28,7 @@ def option(usage: str, text: str, kind: Kind = str, *, name: str = "", **more: A
     """Define an option: `option("--rounds R", "Rounds.", int)`.
 
     A usage without a value defines a switch. `name` is the parameter of the command if it differs
-    from the flag. `more` contains `required`, `multiple` or `default`, which the help page shows.
+    from the flag. `more` contains other arguments of `click.Option`. Help pages show a `default`.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]
@@ -90,7 +90,7 @@ PROTOCOL = option(
 )
 ENCODER = option(
     "--encoder NAME",
-    "Encode tables with these statistics: federated (owners share only sums and counts), local or "
+    "Encode tables with these statistics: federated (owners share statistics, no rows), local or "
     "pooled.  [default: federated]",
 )
 SCHEMA = "Read the column roles of your own tables from this TOML file."

@@ -22,7 +22,7 @@ from atoll.experiment.problem import task_of_object
 from atoll.present.terminal import LiveProgress, counted, duration, last_validation
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, cost_of
 
-EVERY = 30.0  # minimum seconds between two lines of a cell, if the output has no bar
+EVERY = 30.0  # minimum seconds between two lines about progress, if the output has no bar
 SHOWN = 4  # maximum number of named cells if several run at once
 
 

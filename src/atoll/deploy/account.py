@@ -12,7 +12,7 @@ from atoll.experiment.privacy import release
 
 
 class Account:
-    """The releases of a site in all its runs. A restart does not reset the account."""
+    """Noised updates (releases), scores and bytes that left a site. No restart resets them."""
 
     def __init__(self, audit: Audit) -> None:
         with audit.readable():
@@ -51,6 +51,6 @@ class Account:
         return [noise for name, noise in self.releases.values() if all_seeds(name) == run]
 
     def precision(self, but: str | None = None) -> float:
-        """Return the sum of 1/z² over all releases, except the releases of the run `but`."""
+        """Return the sum of 1/z² (z: noise multiplier) over all releases except those of `but`."""
         every = self.releases.values()
         return sum(release(noise) for run, noise in every if but is None or all_seeds(run) != but)

@@ -1,4 +1,4 @@
-"""The activity of a party, from the files in its kit: runs, rounds, bytes, epsilon, refusals.
+"""The activity of a party, from its audit logs: runs, rounds, bytes, epsilon, refusals.
 
 `atoll federate status` and the metrics read it. Audit logs grow, so each call reads only the new
 lines. This module contacts no other party and loads no model.
@@ -38,7 +38,7 @@ class RunActivity:
     """One run in an audit log."""
 
     name: str
-    done: dict[int, int] = field(default_factory=dict)  # complete rounds by seed
+    done: dict[int, int] = field(default_factory=dict)  # complete rounds by seed; a site uses 0
     rounds: int | None = None  # the rounds of one seed, if the log contains them
     ended: bool = False
     epsilon: float | None = None  # of a private run, against the server
@@ -62,7 +62,7 @@ class Log:
         self.problem = ""  # the first event that cannot be used
 
     def events(self) -> Iterator[tuple[float, str, Json]]:
-        """Yield time, kind and values of each new event. A half-written last line waits."""
+        """Yield time, kind and values of each new event, but no unfinished or unreadable line."""
         with suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.offset)
             for line in file:
@@ -75,7 +75,7 @@ class Log:
                     yield at.timestamp(), kind, event
 
     def add_events(self, add: Callable[[str, Json, float], None]) -> None:
-        """Pass on the new events. Raise an error, now and later, if one of them cannot be used."""
+        """Call `add` with each new event. Raise an error, now and later, if one cannot be used."""
         for at, kind, event in self.events():
             try:
                 add(kind, event, at)
@@ -130,7 +130,7 @@ class ServerRun(Log):
 
 
 class ServerActivity:
-    """All runs on a server, the newest last."""
+    """All runs on a server, by the time of the last event."""
 
     def __init__(self, kit: Path) -> None:
         self.folder, self.logs = state_folder(kit) / "runs", dict[str, ServerRun]()
@@ -143,7 +143,7 @@ class ServerActivity:
         return runs
 
     def look(self) -> tuple[list[RunActivity], str]:
-        """Return all runs, as far as their logs can be used, and the problem of a log or ""."""
+        """Return all runs, as far as their logs can be used, and the first problem or ""."""
         for folder in sorted(self.folder.glob("*/")):
             self.logs.setdefault(folder.name, ServerRun(folder))
         found = [log.run for log in self.logs.values()]
@@ -160,7 +160,7 @@ def _problem(log: ServerRun | SiteActivity) -> str:
 
 
 class SiteActivity(Log):
-    """All runs at a site, the newest last, from its one audit log."""
+    """All runs at a site, by the time of the last event, from its one audit log."""
 
     def __init__(self, kit: Path) -> None:
         super().__init__(state_folder(kit) / "audit.jsonl")
@@ -198,7 +198,7 @@ class SiteActivity(Log):
             self.failures += 1
 
     def budget(self) -> Budget:
-        """Return the privacy spent in all runs, and the limit of the site's policy."""
+        """Return the epsilon of all noised updates so far, and the limit of the site's policy."""
         from atoll.deploy.policy import read_policy  # late, because it imports torch
         from atoll.experiment.privacy import epsilon, release
 
@@ -209,7 +209,7 @@ class SiteActivity(Log):
 
 
 class Budget(NamedTuple):
-    """The epsilon against the server over all runs of a site."""
+    """The epsilon of a site's noised updates against the server, its limit, and its delta."""
 
     spent: float
     limit: float | None

@@ -1,4 +1,4 @@
-"""The statistics that sites send before a run, the check that they fit, and a common encoder."""
+"""Summaries that sites send before a run, the check that they agree, and the common encoder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def read_told(body: bytes, site: SiteSummary) -> list[Told]:
 
 
 def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) -> list[Agreed]:
-    """Return the common encoder of the run, or an empty list if a site sent no statistics."""
+    """Return the run's common encoder, or an empty list if the run has none.
+
+    A new run (`is_new`) makes and writes it if every site sent statistics. A resumed run reads it.
+    """
     path = folder / ENCODER
     if is_new:
         path.unlink(missing_ok=True)
@@ -64,7 +67,7 @@ def encoder_of(folder: Path, told: Mapping[str, list[Told]], *, is_new: bool) ->
 
 
 def encoded(site: SiteSummary, told: list[Told], encoder: list[Agreed]) -> SiteSummary:
-    """Return a summary with the features that all sites will use."""
+    """Return a summary with the features of the common encoder, or unchanged if columns differ."""
     if [one.name for one in told] != [one.name for one in encoder]:
         return site  # it is refused later, because it differs from the others or from before
     names = feature_names(told, encoder)

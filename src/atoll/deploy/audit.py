@@ -1,7 +1,7 @@
 """An append-only log of events: one JSON object per line, each with the hash of the line before.
 
-`check_audit` detects a line that was changed or removed later. Several processes may write to one
-log. A file lock lets only one of them write at a time.
+`check_audit` detects a line that was changed or removed later, except at the end of the log.
+Several processes may write to one log. A file lock lets only one of them write at a time.
 """
 
 from __future__ import annotations

@@ -46,18 +46,18 @@ class Begun:
         self.data = [event["data"] for event in same if "data" in event]
 
     def check(self, config: RunConfig) -> None:
-        """Refuse another configuration, because states and noise depend on method and scale."""
+        """Refuse another configuration: states depend on the method, and noise on its scale."""
         if any(known != config for known in self.configs):
             raise Refusal(f"run '{self.run}' was begun here with another configuration")
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse other data: a card has one fingerprint, and a state belongs to one owner."""
+        """Refuse other data: a model card has one fingerprint, and a state fits only its data."""
         if any(known != fingerprint for known in self.data):
             hint = "start the site with those, or begin a new run"
             raise Refusal(f"run '{self.run}' was begun here with other data; {hint}")
 
     def news(self, config: RunConfig, text: str, encoder: str, data: str = "") -> Json:
-        """Return the values to log when the run begins, each only once. Refuse changed values."""
+        """Return the values that the log of the run still lacks. Refuse changed values."""
         self.check(config)
         if any(known != encoder for known in self.encoders):
             raise Refusal(f"run '{self.run}' was begun here with another encoder of its tables")

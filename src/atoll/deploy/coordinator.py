@@ -68,7 +68,10 @@ from atoll.experiment.result import Result, SeedResult
 class Order(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Everything that `atoll federate run` decides. An older server ignores new fields."""
+    """Everything that `atoll federate run` decides.
+
+    An order omits defaults, so an older server can read it unless it sets a newer field.
+    """
 
     run: str  # names the run on the server and at the sites
     config: str  # as TOML
@@ -76,7 +79,7 @@ class Order(
     quorum: int  # fewest sites that a round may have
     deadline: float = 600.0  # seconds that a step may take
     join: float = 120.0  # seconds that a site may take to answer at the start
-    update_limit: float = UPDATE_LIMIT  # largest norm of an update, in medians of the other norms
+    update_limit: float = UPDATE_LIMIT  # largest norm of an update / median of the other norms
     without: tuple[str, ...] = ()  # sites that the administrator excluded
 
     @property
@@ -87,7 +90,7 @@ class Order(
 
 @dataclass(frozen=True)
 class Settled:
-    """A run with every choice resolved. The method excludes differential privacy."""
+    """A run with every choice resolved. `with_privacy` is not yet applied to its method."""
 
     roster: remote.Roster
     config: RunConfig
@@ -136,7 +139,7 @@ class Settled:
 
 
 def check_keys(method: Method, roster: remote.Roster) -> None:
-    """Refuse a site whose nodes would not fit into the server's memory with this method."""
+    """Refuse a run that needs more memory for all nodes (`bytes_per_node`) than the server has."""
     most = max(roster.nodes)
     needs, free = method.bytes_per_node * most * len(roster), available_memory()
     if needs > free:
@@ -223,9 +226,9 @@ def read_federated_result(order: Order, folder: Path) -> Result:
 def agree(
     order: Order, config: RunConfig, fleet: remote.Fleet, folder: Path, audit: Audit
 ) -> tuple[remote.Roster, dict[str, remote.Failure]]:
-    """Greet the sites. Return the roster and the failed sites.
+    """Ask the sites for their summaries. Return the roster, and the failures by site.
 
-    A new run needs all its sites. A resumed run continues without them if the quorum is met.
+    A new run needs all its sites. A resumed run needs the quorum.
     """
     wanted = {"method": config.method, "rounds": config.rounds or 0}
     privacy = msgspec.to_builtins(config.dp)

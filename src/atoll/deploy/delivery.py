@@ -1,12 +1,12 @@
 """Delivery of the model of a finished run to its sites, signed by the server.
 
-A site stores it in `runs/RUN/model` in the folder `atoll` of its kit:
+A site stores it in `runs/RUN/model` in its state folder (by default `atoll` in its kit):
 
 - `seed-N/model.toml`, `seed-N/deployed.safetensors`: the model for this site. It is the global
   model or the site's own, never another site's (`experiment.model`).
 - added by the site: `seed-N/private.safetensors` from its state, if predictions need it;
   `seed-N/encoder.json` for tables; `seed-N/own.toml` with all facts for the card and predictions;
-  and `seed-N/MODEL_CARD.md`. The site reads only a `Claim` from model.toml.
+  and `seed-N/MODEL_CARD.md`. From model.toml it uses a `Claim` and checked facts.
 - `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each server file.
 - `manifest.sig`, `server.crt`: the server's signature of the manifest, and its certificate.
 """
@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     atoll: str  # the server's version
 
     def check_names(self) -> None:
-        """Refuse any file that does not belong to a seed, because a name becomes a path."""
+        """Refuse a manifest without exactly the files `SENT` of each seed: names become paths."""
         wanted = {f"seed-{seed}/{name}" for seed in self.rounds for name in SENT}
         for name in sorted(self.files.keys() - wanted):
             raise WireError(f"'{name[:100]}' cannot name a file of a model")
@@ -156,7 +156,7 @@ def open_sealed(sealed: Sealed, kit: Path, audit: Audit | None = None) -> Manife
 
 
 def _delivered(manifest: str) -> dict[str, str]:
-    """Return the event of a delivered model in the audit log."""
+    """Return the values by which the audit log identifies a delivered model."""
     return {"event": "delivered", "manifest": hashlib.sha256(manifest.encode()).hexdigest()}
 
 
@@ -205,7 +205,7 @@ class Signer:
 
 
 def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[str, str]:
-    """Send every site its model of a finished run. Return the reason of each site that failed."""
+    """Send every site its model of a finished run. Return the reasons of failed sites."""
     audit, run = Audit(folder / "audit.jsonl"), RunFolder(folder)
     seeds = [seed for seed in run.config.all_seeds if run.model_folder(seed).exists()]
     if not seeds:
@@ -247,7 +247,7 @@ def _file(data: bytes) -> File:
 
 
 def site_model(folder: Path, place: int) -> tuple[dict[str, bytes], int]:
-    """Return the files of one site's model, as a model of one client, and the selected round."""
+    """Return the files of a site's model (a model of one client), and its selected round."""
     model = read_model(folder)
     (tree, _), picked = model.of_client(place), int(model.rounds[place])
     about: Json = dict(model.about or {})
@@ -322,7 +322,7 @@ def _keep(site: Site, head: Delivery, manifest: Manifest, parts: list[Part], fol
 
 
 def _check_begun(audit: Audit, manifest: Manifest) -> None:
-    """Refuse the model of a run that this site did not take part in."""
+    """Refuse a model whose run, seeds or selected rounds do not fit a run that began here."""
     if not manifest.rounds:
         raise WireError(f"the model of run '{manifest.run}' has no seed")
     config = ordered(manifest.config)
@@ -370,7 +370,7 @@ class Part(NamedTuple):
         return Part(seed, own, config, build_method(config, *sizes), data)
 
     def claim(self, kind: type[Claimed]) -> Claimed:
-        """Parse the delivered model.toml. Other readers at a site do not see its content."""
+        """Parse the delivered model.toml as `kind`."""
         try:
             return msgspec.convert(tomllib.loads(self.files[ABOUT].decode()), kind)
         except Exception as error:  # the server's text may cause any error in the reader
@@ -388,7 +388,7 @@ def _check_facts(part: Part, manifest: Manifest) -> None:
 
 
 def _check_form(site: Site, part: Part) -> None:
-    """Refuse data that are not tensors. In a private run, also refuse tensors of another form.
+    """Refuse data that are not tensors. In a private run, also refuse forms unlike the method's.
 
     Otherwise a server could find out the size of the graph by sending tensors that may fit it.
     """
@@ -482,7 +482,7 @@ def _threshold(part: Part, claim: Claim, folder: Path) -> Json:
 
 
 def verify_model(folder: Path, kit: Path) -> Manifest:
-    """Check the signature and every file of a delivered model with the kit of its site."""
+    """Check signature and files of a delivered model with its site's kit. Return its manifest."""
     try:
         texts = [(folder / name).read_bytes().decode() for name in SEAL]  # each byte matters
     except (OSError, UnicodeDecodeError) as error:

@@ -62,7 +62,7 @@ class _Recorder(Serial):
 
 
 def disclosure(config: RunConfig, data: SiteData, policy: Policy) -> Json:
-    """Return every field that a run of the configuration would send from this site."""
+    """Return every field that the trial run sends, and the steps that it did not reach."""
     config, _ = resolve(config, data.graph.task.name)
     bare = build_method(config, data.graph.num_features, data.classes, data.graph.task.name)
     method = with_privacy(bare, config.dp)

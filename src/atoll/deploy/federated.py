@@ -1,6 +1,6 @@
 """The rounds of a federated run: repeat a round without failed sites, and take them back later.
 
-A round that fails as a whole marks the run as diverged, so that it can continue one round earlier.
+A divergence marks the run, so that `--without SITE` can continue it one round earlier.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TooFew(ClientLost):
 
 
 class Diverged(AtollError):
-    """Training diverged at most sites, so the model that they received was already bad."""
+    """Training diverged on the server or at over half of the sites. A bad update may be why."""
 
     def __init__(self, round: int, problem: str) -> None:
         cause = "an update that a site sent is the likely cause (audit.jsonl has their norms)"
@@ -60,9 +60,9 @@ SOON = 3  # failed returns of a site until it has to wait
 
 
 class Returns:
-    """When a lost site may come back: each failed return after `SOON` doubles its wait.
+    """When a lost site may come back. From failed return `SOON` on, each one doubles its wait.
 
-    Else a site that answers each ping and no step would cost one deadline in every round.
+    Otherwise a site that answers each ping and no step would cost one deadline in every round.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Returns:
         self.next: dict[str, int] = {}  # the first round in which the site may return
 
     def lost(self, site: str, round: int) -> None:
-        """Count a failed return, unless the site stayed long enough or was never back."""
+        """Set a lost site's wait. A return of fewer than `STEADY` rounds counts as failed."""
         short = round - self.since.get(site, -STEADY) < STEADY
         self.failed[site] = failed = self.failed.get(site, 0) + 1 if short else 0
         self.next[site] = round + (1 if failed < SOON else 2 ** (failed - SOON + 1))
@@ -95,7 +95,7 @@ class FederatedExperiment(Experiment):
     fleet: remote.Fleet
     audit: Audit
     encoder: Path  # the file of the common encoder, which exists only for tables
-    out: dict[str, remote.Failure]
+    out: dict[str, remote.Failure]  # sites that do not take part now
     activity: ServerRun
     earlier: tuple[Ledger, ...]  # ledgers of the seeds before this one
 
@@ -123,7 +123,7 @@ class FederatedRun(Run):
     simulation: remote.Cohort
 
     def backend(self) -> Backend:
-        """Return the sites after they have built the method."""
+        """Return the sites of the run, in the role of simulated clients."""
         wanted, method = self.experiment, self.experiment.method
         roster = cast(remote.Roster, wanted.federation)
         self.run_name = f"{wanted.order.run}-{wanted.seed}"
@@ -231,7 +231,7 @@ class FederatedRun(Run):
                 engine.kept[position] = engine.committed[position]
 
     def _leave_out(self, failures: Mapping[str, remote.Failure], round: int) -> None:
-        """Continue without the sites that failed, as long as the quorum is met."""
+        """Exclude the failed sites. Raise an error below the quorum, or if most sites diverged."""
         wanted, out = self.experiment, self.simulation.out
         for site, why in failures.items():
             out[site] = why

@@ -59,7 +59,7 @@ class Form:
         return bool(self.structure == other.structure) and kinds[0] == kinds[1]
 
     def widen(self, other: Form) -> None:
-        """Free the axes that differ in the two forms."""
+        """Set to None the axes whose sizes differ in the two forms."""
         self.tensors = [
             (tuple(a if a == b else None for a, b in zip(axes, others, strict=True)), dtype)
             for (axes, dtype), (others, _) in zip(self.tensors, other.tensors, strict=True)
@@ -77,7 +77,7 @@ class Forms:
     def of(
         cls, method: Method, like: Federation, rounds: int, fraction: float, batching: Batching
     ) -> Self:
-        """Play rounds on synthetic clients with the features, classes and task of a federation."""
+        """Record the forms on synthetic clients with the features, classes and task of `like`."""
         method = short(method)
         forms, made = cls(), [make_probe(like, {}, torch.zeros(()), more).graphs for more in (0, 4)]
         # Axes that count clients, or their nodes, differ. One client gets nothing of others.
@@ -88,7 +88,7 @@ class Forms:
         return forms
 
     def play(self, experiment: Experiment) -> None:
-        """Play the rounds that show every form, and record it."""
+        """Play the rounds that show every form. The engine of the experiment records them."""
         run = experiment.begin()
         run.start()
         for number in played(experiment.method, experiment.rounds):
@@ -97,7 +97,7 @@ class Forms:
     def check_disclosure(self, policy: Policy) -> None:
         """Refuse a method that needs a disclosure which the policy does not allow, in any step.
 
-        Otherwise the steps around the refused one could be asked without it.
+        Otherwise a server could leave out the refused step and still ask for the other steps.
         """
         for step, names in self.sent.values():
             policy.check_reply(step, names)
@@ -153,7 +153,7 @@ def _small(leaf: Tensor) -> Tensor:
 
 
 def short(method: Method) -> Method:
-    """Return the method with one epoch, step and iteration of each kind: they change no form."""
+    """Return the method with at most one epoch, step or iteration: more of them change no form."""
     changed: Json = {}
     for part in fields(method):
         value = getattr(method, part.name)
@@ -168,7 +168,7 @@ def short(method: Method) -> Method:
 
 
 def played(method: Method, rounds: int) -> list[int]:
-    """Return the rounds to play: the first two, and two after the first and last new stage."""
+    """Return the rounds to play: two from round 0, and from the first and last change of stage."""
     stages = [method.stage(number) for number in range(min(rounds, MOST))]
     changes = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
     first = (0, *changes[:1], *changes[-1:])
@@ -176,7 +176,7 @@ def played(method: Method, rounds: int) -> list[int]:
 
 
 def first_model(method: Method, like: Federation) -> Form:
-    """Return the form of the model that the method sends, found on synthetic clients."""
+    """Return the form of the model that the method deploys, found on synthetic clients."""
     probes = make_probe(like, {}, torch.zeros(())).graphs
     made = Simulation(Federation(probes, like.classes), method, engine="serial")
     return Form.of(method.deploy(method.init(made.clients(-1))).tree)

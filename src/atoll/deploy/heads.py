@@ -91,7 +91,7 @@ def check_name(run: str) -> None:
 
 
 def short(value: object, most: int = 100) -> object:
-    """Shorten a value of a packet for the log: a number or short ASCII text, never nested."""
+    """Return a packet's value for the log: a number, short ASCII text, or else its type's name."""
     if isinstance(value, int) and abs(value) < 1 << 63:
         return value
     if not isinstance(value, str):

@@ -26,7 +26,7 @@ RESULT = ("result.json", "metrics.csv", "ledger.csv", "config.toml", "audit.json
 
 
 class Coordinator(FleetController):
-    """Run a federated run on the server."""
+    """The server's part of a job: carry out the run, deliver the model, copy the results."""
 
     def main(self, fleet: FlareFleet, kit: Path, out: Path) -> None:
         order = read_order(self.order)

@@ -1,7 +1,8 @@
 """Keys of a federation: its root, and how a party gets, renews and stores a certificate.
 
-A party creates its own key and sends a request. The coordinator signs it with the root's key, which
-is stored encrypted. FLARE's distributed provisioning does the work. No private key is transferred.
+A new site, or a party that renews, creates its own key and sends a request. The coordinator signs
+it with the root's key, which is stored encrypted. FLARE's distributed provisioning does the work.
+No request and no approval contains a private key.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def found(
     host: str = "localhost",
     port: int = PORT,
 ) -> dict[str, Path]:
-    """Create a root and the kits of server and administrator. Store the root's key encrypted."""
+    """Create a root with an encrypted key. Return the kits of server and administrator by party."""
     if len(passphrase) < 8:
         raise ConfigError("the passphrase is too short; use at least 8 characters")
     with _secret_folder() as work:
@@ -86,7 +87,7 @@ def found(
 
 
 def make_request(kit: Path, name: str | None = None) -> Path:
-    """Create a new key in a kit's folder, and a request for its certificate to send.
+    """Create a new key in a kit's folder. Return the file with the request for its certificate.
 
     `name` is the name of a new site. Without it, the request renews the kit's own certificate.
     """
@@ -115,7 +116,7 @@ def make_request(kit: Path, name: str | None = None) -> Path:
 
 
 def _party(about: AboutKit) -> dict[str, str]:
-    """Describe a party in the form of FLARE's requests."""
+    """Return the entry of a party in FLARE's request for a certificate."""
     if about["name"] == "server":
         return {"name": about["host"], "type": "server", "org": PROJECT}
     if about["name"] == ADMIN:
@@ -137,7 +138,7 @@ def read_approval(file: Path) -> Letter:
 
 
 def _read(file: Path, what: str, about: str, *more: str) -> tuple[str, str, list[bytes]]:
-    """Read name and kind of the party, which are safe to print, and the named files."""
+    """Return name and kind of the party, which are safe to print, and the files `more`."""
     try:
         with zipfile.ZipFile(file) as archive:
             if any(part.file_size > LARGEST for part in archive.infolist()):
@@ -209,7 +210,7 @@ def approve(
 
 @dataclass
 class Members:
-    """The sites that the root approved, and those whose names cannot come back."""
+    """The names of approved sites, and of removed sites, which no site may have again."""
 
     sites: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -228,7 +229,7 @@ class Members:
         return members
 
     def write(self, file: Path) -> None:
-        """Replace the file."""
+        """Replace the content of the file by these names."""
         write_atomically(file, json.dumps(asdict(self)).encode(), mode=0o600)
 
 
@@ -242,7 +243,7 @@ def _members(federation: Path, about: AboutKit | None) -> Members:
 
 
 def _check_asked(name: str, root: Path, members: Members, *, renew: bool) -> None:
-    """Refuse a name that no site may have, a removed one, and one that a member has."""
+    """Refuse an invalid or removed name, and, unless `renew` is set, a member's name."""
     file = root / "profile.yaml"
     try:
         host = json.loads(file.read_text())["server"]["host"]
@@ -268,10 +269,10 @@ def note_removed(federation: Path, name: str) -> bool:
 
 
 def join(kit: Path, file: Path, fingerprint: str | None = None) -> AboutKit:
-    """Put the certificate into the kit that asked for it. A renewed kit keeps all other files.
+    """Put the certificate into the kit that asked for it. Return the kit's description.
 
     A new site must give the root's fingerprint, as the coordinator named it. A renewed kit already
-    knows its root.
+    knows its root, and keeps all files outside of `startup`.
     """
     need_nvflare()
     finish_replacing(kit / "startup")
@@ -308,7 +309,7 @@ def _about_joined(kit: Path, name: str) -> AboutKit:
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Return whether two fingerprints are equal in any notation."""
+    """Return whether two fingerprints are equal, apart from case, colons and prefix."""
     plain = [text.upper().replace(":", "").removeprefix("SHA256") for text in (one, other)]
     return plain[0] == plain[1]
 

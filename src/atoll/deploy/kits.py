@@ -1,7 +1,7 @@
-"""Kits: one folder for each party of a federation, with its own key and the federation's root.
+"""Kits: one folder for each party of a federation, with its key and the root's certificate.
 
-FLARE's provisioning makes the keys, certificates and signed start-up files. Atoll restricts them:
-only two classes may run, no code may be sent, and no party gets a shell.
+FLARE's provisioning makes the keys, certificates and signed start-up files. Atoll restricts server
+and sites: a job may run only Atoll's class for the party and no sent code, and neither has a shell.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SETTINGS = "atoll.json"  # in a site's `local` folder: the paths of its data and
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 GATES = {"server": "atoll.engines.gate.ServerGate", "site": "atoll.engines.gate.SiteGate"}
 COMM = {"allow_adhoc_conns": False, "streaming_retry_timeout": 10, "streaming_retry_wait": 2}
-"""For each received message, FLARE keeps a thread for the sum of both times, in seconds."""
+"""Transport settings. After each message, FLARE keeps a thread for the sum of both times."""
 
 
 def need_nvflare() -> None:
-    """Raise a one-sentence error if the extra is not installed."""
+    """Raise a one-sentence error if nvflare (the extra `federation`) is not installed."""
     if importlib.util.find_spec("nvflare") is None:
         hint = "install it: pip install 'atoll-fgl[federation]'"
         raise ConfigError(f"a federation needs nvflare; {hint}")
@@ -56,7 +56,7 @@ def provision(
     """Make the kits of a federation in a new folder. Sites reach the server at `host`.
 
     Return the kits by party. All keys are made here, and the root's key is deleted. `keys.found`
-    keeps it.
+    makes a federation that keeps the root's key.
     """
     if not sites:
         raise ConfigError("a federation needs at least one site")
@@ -67,7 +67,7 @@ def provision(
 def make_kits(
     folder: Path, sites: Sequence[str], host: str, port: int, work: Path
 ) -> dict[str, Path]:
-    """Make the kits of server, administrator and sites. The root stays in `work`."""
+    """Make the kits of server, administrator and sites. The root's key stays in `work`."""
     need_nvflare()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"'{folder}' is not empty; kits are made once, in a new folder")
@@ -114,7 +114,7 @@ def finish_kit(kit: Path, about: AboutKit) -> None:
 
 
 def _provision(work: Path, sites: Sequence[str], host: str, port: int) -> Path:
-    """Let FLARE provision all parties at once. The root stays in `work`."""
+    """Let FLARE provision all parties in `work`. Return the folder with one kit per party."""
     # A kit that is made from a request expects the server's name to be its host.
     server = {"name": host, "type": "server", "org": PROJECT, "default_host": host}
     ports = {"fed_learn_port": port, "admin_port": port}
@@ -145,7 +145,7 @@ def own_environment() -> dict[str, str]:
 
 
 def nvflare(work: Path, *words: str) -> None:
-    """Run FLARE's command in a separate process: it prints, prompts, and writes to HOME."""
+    """Run FLARE's command in a separate process, because it prints, prompts and writes to HOME."""
     done = subprocess.run(
         [sys.executable, "-m", "nvflare.cli", *words],
         capture_output=True,
@@ -161,7 +161,7 @@ def nvflare(work: Path, *words: str) -> None:
 
 
 def _narrow(kit: Path, classes: Sequence[str]) -> None:
-    """Allow only Atoll's classes, no code in jobs, and no shell. Log only warnings."""
+    """Allow only `classes`, no code in jobs, and no shell. Log only warnings and connections."""
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     resources["class_allow_list"] = list(classes)
@@ -207,7 +207,7 @@ def _narrow(kit: Path, classes: Sequence[str]) -> None:
 
 
 class AboutKit(TypedDict):
-    """The content of `kit.json`: the party, and the server's address."""
+    """The content of `kit.json`: the party, the server's address, and the known sites."""
 
     name: str
     org: str
@@ -247,7 +247,7 @@ def certificate_end(kit: Path) -> datetime:
 
 
 def check_certificates(kit: Path) -> str:
-    """Refuse an expired or not yet valid certificate. Return a warning before expiry, else ""."""
+    """Refuse an expired or not yet valid certificate. Return a warning if it ends soon, else ""."""
     renew = f"renew it: atoll federate renew --kit {kit}"
     anew = "the coordinator has to found a new federation: atoll federate init"
     now, soon = datetime.now(UTC), ""
@@ -267,7 +267,7 @@ def check_certificates(kit: Path) -> str:
 
 
 def _certificates(kit: Path) -> list[tuple[str, datetime, datetime]]:
-    """Return the files of the kit's certificate and its root, each with start and end."""
+    """Return the file names of the kit's certificates, each with start and end of validity."""
     from cryptography import x509
 
     found = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
@@ -280,7 +280,7 @@ def _certificates(kit: Path) -> list[tuple[str, datetime, datetime]]:
 
 
 def server_command(kit: Path) -> list[str]:
-    """Return the command that starts the server of a kit."""
+    """Update the settings of a server's kit. Return the command that starts the server."""
     _rename_classes(kit)
     _write_comm(kit)
     _write_gate(kit, "server")
@@ -297,12 +297,12 @@ def server_command(kit: Path) -> list[str]:
 
 
 def on_loopback(about: AboutKit) -> bool:
-    """Return whether the federation is on one machine only."""
+    """Return whether the server's address is loopback, so all parties are on one machine."""
     return about["host"] in ("localhost", "127.0.0.1")
 
 
 def _end_jobs(store: Path) -> None:
-    """Mark jobs that the server's end interrupted as finished. FLARE would list them forever."""
+    """Mark jobs that the server's end interrupted as abandoned. FLARE would list them forever."""
     for file in store.glob("jobs-storage/*/meta"):
         try:
             meta = json.loads(file.read_text())
@@ -313,7 +313,7 @@ def _end_jobs(store: Path) -> None:
 
 
 def site_command(kit: Path) -> list[str]:
-    """Return the command that starts the site of a kit."""
+    """Update the settings of a site's kit. Return the command that starts the site."""
     _rename_classes(kit)
     _write_comm(kit)
     _write_gate(kit, "site")
@@ -329,7 +329,7 @@ def _write_comm(kit: Path) -> None:
 
 
 def _write_gate(kit: Path, kind: str) -> None:
-    """Let FLARE's process of a party load its gate, also in a kit without this setting."""
+    """Write the setting by which a party's FLARE process loads its gate (`engines.gate`)."""
     gate = {"id": "atoll_gate", "path": GATES[kind], "args": {}}
     file = kit / "local" / "atoll__p_resources.json"
     write_atomically(file, json.dumps({"components": [gate]}, indent=1).encode())
@@ -352,7 +352,7 @@ def _command(module: str, kit: Path, config: str, more: list[str]) -> list[str]:
 
 
 def write_settings(kit: Path, data: Path, *, policy: Path | None = None, **more: object) -> None:
-    """Write the paths of a site's data and policy into its kit, and keep its `state`."""
+    """Replace the settings of a site: data, policy and `more`. Keep `state` (`state_folder`)."""
     state = read_settings(kit).get("state")
     given = {"state": state, "data": data, "policy": policy, **more}
     plain = {name: value for name, value in given.items() if value is not None}

@@ -61,7 +61,7 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
         kit: Path | None = None,
         prepare: Callable[[], object] = lambda: None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process that logs to a file. A process of the same name must have ended.
+        """Start a process that logs to a file. An earlier process of this name has 10 s to end.
 
         It holds the lock of its `kit` until it ends, even if this process is killed earlier.
         `prepare` changes the kit. It is called under the lock, so a refused start does not affect
@@ -113,9 +113,9 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
 
 @contextlib.contextmanager
 def locked(kit: Path | None) -> Iterator[IO[str] | None]:
-    """Lock a kit for one process. The process that inherits the open file keeps the lock.
+    """Lock a kit for one process, and yield the open file. A process that inherits it has the lock.
 
-    So do its jobs. If the process was killed, wait for them for a while.
+    Its jobs inherit the file, too. If the process was killed, wait up to `ENDING` s for its jobs.
     """
     if kit is None:
         yield None
@@ -159,7 +159,7 @@ def check_port(about: AboutKit) -> None:
 
 
 class NewLines:
-    """The part of a log that was written since a process started."""
+    """The part of a log that was written since the last call of `begin`."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -181,7 +181,7 @@ class NewLines:
 
 
 def refusal(output: NewLines, events: NewLines) -> str:
-    """Return why a site cannot take part, if its new log lines show a reason.
+    """Return why a site cannot take part, or "" if its new log lines show no reason.
 
     Two processes with one certificate end each other's connection every few seconds. The newer
     process must stop, so connections count only in the minute after the start.
@@ -220,7 +220,7 @@ def environment(mark: str) -> dict[str, str]:
 
 
 def marked() -> Iterator[tuple[int, str]]:
-    """Yield the processes of this user whose environment contains the mark."""
+    """Yield process ID and mark of each process of this user that inherited `MARK`."""
     import psutil  # late: a command that starts nothing may lack it
 
     for process in psutil.process_iter(["environ", "status"]):
@@ -234,6 +234,7 @@ class Demo:
 
     Each client becomes a site with only its own file. Kits, logs and states are deleted at the end
     unless `keep` names a folder. All sites use `policy`, in TOML.
+    The default policy allows all declared disclosures.
     """
 
     admin = ADMIN

@@ -22,7 +22,10 @@ class Busy(AtollError):
 
 
 class FolderLock(AbstractContextManager["FolderLock"]):
-    """Hold the lock of a folder until `close`, or until the end of a `with` block."""
+    """Hold the lock of a folder until `close`, or until the end of a `with` block.
+
+    The constructor raises `Busy(sentence)` if the folder stays locked for `wait` seconds.
+    """
 
     def __init__(self, folder: Path, sentence: str, wait: float = PATIENCE) -> None:
         folder.mkdir(parents=True, exist_ok=True)

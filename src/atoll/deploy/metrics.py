@@ -117,7 +117,7 @@ class Party(Collector):
         return [info, *families.values()]
 
     def _samples(self) -> Iterator[Sample]:
-        """Yield all samples that can be read. A part that fails takes no other one away."""
+        """Yield all samples that can be read. If one part fails, the others still count."""
         parts = {
             "runs": self._runs,
             "certificate": self._certificate,

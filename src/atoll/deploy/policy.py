@@ -36,7 +36,7 @@ class Refusal(AtollError):
 
 
 class OverLimit(WireError):
-    """A run exceeded the work that the owner allows. The others may continue without this site."""
+    """A run exceeded the work that the owner allows. Other sites may continue without it."""
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,17 +61,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     run_bytes: int = 1 << 40  # of all replies of one run
     model_bytes: int = 1 << 30  # of the model that the server delivers at the end of a run
     runs: int = 1_000  # whose private states or models the site keeps
-    kept_bytes: int = 100 << 30  # of runs and audit log, checked at each begin and delivery
-    # Each step.field with a node or edge axis, or derived from the private state, or "declared".
+    kept_bytes: int = 100 << 30  # of runs and audit log
+    # Fields that steps declare as disclosures, as "step.field". "declared" allows all of them.
     disclose: tuple[str, ...] | str = ()
     statistics: bool = True  # counts, means and deviations of columns, for a common encoder
     rare_categories: int = 1  # fewest rows of a category value that the site sends
-    noise: float | None = None  # least noise of a private run; None also allows runs without noise
+    noise: float | None = None  # least noise multiplier; this or `epsilon` demands privacy
     epsilon: float | None = None  # largest epsilon against the server, over all runs of this site
     delta: float = 1e-5  # of that epsilon
 
     def check_run(self, method: str, rounds: int, base: str = "") -> None:
-        """Refuse a run that the owner does not allow. `base` is the method that it wraps."""
+        """Refuse a run that the owner does not allow. `base` is the wrapped method, if any."""
         names = [name if ":" in name else name.lower() for name in (method, base) if name]
         for name in names:
             _check_named("method", name, self.methods)
@@ -83,7 +83,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy allows {self.rounds} rounds, but the run has {rounds}")
 
     def check_size(self, method: Method) -> None:
-        """Refuse a method with more epochs, layers or parameters than the owner allows."""
+        """Refuse a method with an integer or parameter count above the owner's limits (`SIZES`)."""
         for name, value in _whole_numbers(method):
             key = "epochs" if name.endswith("epochs") else "layers" if name == "layers" else "width"
             if name not in FREE and value > getattr(self, key):
@@ -118,7 +118,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy demands {least}, but the run has {privacy.noise:g}")
 
     def check_spent(self, precision: float, what: str) -> None:
-        """Refuse to spend more epsilon than the owner allows (`experiment.privacy.epsilon`)."""
+        """Refuse `what` if the epsilon of `precision` (`Account.precision`) is above the limit."""
         if self.epsilon is None:
             return
         found = epsilon(precision, self.delta)
@@ -134,7 +134,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy allows {most}, but round {round + 1} was asked")
 
     def check_reply(self, step: Step, names: Collection[str]) -> None:
-        """Refuse to send a declared field, unless the owner allows it."""
+        """Refuse to send a declared disclosure of the step, unless the owner allows it."""
         for name, reason in step.discloses.items():
             field = f"{step.name}.{name}"
             if name in names and self.disclose != DECLARED and field not in self.disclose:
@@ -168,7 +168,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy keeps {self.kept_bytes} bytes, and they are used up")
 
     def check_bytes(self, size: int, before: int) -> None:
-        """Refuse to send more bytes than the owner allows."""
+        """Refuse a reply of `size` bytes above the owner's limits. The run sent `before` bytes."""
         if size > self.reply_bytes:
             raise Refusal(f"its policy allows replies of {self.reply_bytes} bytes, not of {size}")
         if before + size > self.run_bytes:
@@ -177,7 +177,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def networks(method: Method) -> list[Net]:
-    """Return every network of a method, including generated ones and those of wrapped methods."""
+    """Return all networks of a method and of wrapped methods, also those that properties make."""
     found: list[Any] = []
     for part in owners_of(method).values():
         made = inspect.getmembers_static(type(part), lambda value: isinstance(value, property))

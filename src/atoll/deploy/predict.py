@@ -1,4 +1,4 @@
-"""Predictions at a site from its delivered model, private parts and data. No data leave it."""
+"""A site's predictions on its data, with its delivered model and private parts. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def predict_at_site(
 ) -> Predictions:
     """Verify a model that the server delivered, and predict the nodes of `data` with it.
 
-    With `joined` they are new nodes of the graph of this site. `experiment.predict.predict`
+    With `joined`, they join the graph of this site. `experiment.predict.predict`
     describes the other arguments.
     """
     manifest = verify_model(folder, kit)

@@ -1,7 +1,7 @@
 """A site's answer to a packet: check it against the owner's policy, run the step, reply.
 
 This module does not depend on a transport: bytes come in, bytes go out. The private state stays
-here, in memory and in a folder of the run, and is written before each answer leaves.
+here, in memory and in the run's folder. A new state is written before its answer leaves.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Diverged(WireError):
 
 
 FAILURES = {Refusal: REFUSED, Busy: LOST, Diverged: DIVERGED, WireError: BAD, ConfigError: BAD}
-"""Errors whose text the server may read, with their kinds. The first match counts."""
+"""Errors whose text the server may read, and the kind of each failure. The first match counts."""
 
 
 def owners(method: Method) -> dict[str, Any]:
-    """Return every object whose steps a packet may name, on the server and at the sites."""
+    """Return the objects whose steps a packet may name, by their names in packets."""
     return {**owners_of(method), EVALUATOR: Evaluator(method)}
 
 
@@ -110,7 +110,7 @@ class Site:
     ) -> None:
         self.kit = folder.parent if kit is None else kit
         self.own, self.policy, self.folder = data, policy, folder
-        # Data and encoder of the current job, perhaps the common encoder (`begun.digest_of`).
+        # The current job's data, and the digest of its common encoder or "" (`begun.digest_of`).
         self.data, self.encoder = data, ""
         self.device = torch.device(device)  # for steps; packets cannot choose it
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Site:
     def refuse(
         self, packet: Packet, kind: str, reason: str, audit: Audit, **more: object
     ) -> Packet:
-        """Log a failure and reply with it. The log shortens all values of a packet."""
+        """Log a failure and return the reply that reports it. Long values are cut."""
         reason = str(short(reason, LINE))
         step = {k: short(packet.head[k]) for k in ("run", "step", "round") if k in packet.head}
         if isinstance(what := packet.head.get("do"), str) and what in OTHERS:
@@ -161,7 +161,7 @@ class Site:
         return Packet({"failure": kind, "reason": reason}, b"")
 
     def _check_work(self, packet: Packet) -> None:
-        """Refuse a packet that is not a step if the run has used up its work before round 0."""
+        """Refuse a packet that is not a step if no time is left for the round `BEFORE`."""
         work = Work(self.audit, str(packet.head.get("run")), self.folder, self.policy.seconds)
         self.policy.check_work(0, work.seconds[BEFORE])
 
@@ -170,7 +170,7 @@ class Site:
         return {"round": BEFORE, "seconds": round(time.monotonic() - self.began, 3)}
 
     def _hello(self, packet: Packet) -> Packet:
-        """Send the summary of the data, if the owner allows the run."""
+        """Return the summary of the data and of their columns, if the owner allows the run."""
         theirs = packet.head.get("version")
         if theirs != PROTOCOL:  # a head of another version may have other fields
             found = f"it speaks protocol {PROTOCOL} (Atoll {__version__})"
@@ -191,7 +191,7 @@ class Site:
         return Packet(summary, body)
 
     def _named(self, columns: list[str]) -> Json:
-        """Describe the columns for the audit log: names the first time, later their digest."""
+        """Describe the columns for the audit log: names the first time, later number and digest."""
         with self.audit.readable():
             known = [e.get("told", {}).get("columns") for e in self.audit.events(event="hello")]
         if not columns or columns not in known:
@@ -200,7 +200,7 @@ class Site:
         return {"columns": len(columns), "sha256": digest}
 
     def _begin(self, packet: Packet) -> Packet:
-        """Build the method, with the feature widths that all sites agreed on."""
+        """Check a run, build its method for the data in the run's encoding, and lock its folder."""
         head = read_head(Begin, packet.head)
         run, config = head.run, ordered(head.config)
         self.policy.check_run(config.method, config.rounds or 0, str(config.set.get("base", "")))
@@ -240,7 +240,7 @@ class Site:
         return Packet({}, b"")
 
     def _check_begin(self, run: str, config: RunConfig, *noted: str) -> Json:
-        """Refuse a changed configuration or an overspent budget. Return the values to log."""
+        """Refuse changed values of a run, or an overspent budget. Return the values to log."""
         news = Begun(self.audit, run).news(config, *noted)
         if config.dp is not None:
             # The updates that this site may send, over all seeds, in addition to other runs.
@@ -250,11 +250,11 @@ class Site:
         return news
 
     def _encoded(self, encoder: list[Agreed]) -> SiteData:
-        """Return the data with the common encoder, or with this site's own."""
+        """Return the data with the common encoder, or with the own one if `encoder` is empty."""
         return self.own.with_encoder(encoder) if encoder else self.own
 
     def data_of(self, run: str) -> SiteData:
-        """Return the data that a run began with, by its encoder. Refuse other data."""
+        """Return the site's data with the encoder of a run. Refuse data that have changed since."""
         begun, data = Begun(self.audit, run), self.own
         if data.read is not None and self.encoder in begun.encoders[:1]:
             data = self.data
@@ -270,7 +270,7 @@ class Site:
         return receive(self, packet)
 
     def _hold(self, folder: Path) -> FolderLock:
-        """Lock a run's folder. FLARE may still be ending an old job."""
+        """Return the lock of a run's folder. Wait a while if FLARE is still ending an old job."""
         if self.lock is not None and self.lock.folder == folder:
             return self.lock
         return FolderLock(folder, "another job of this run is still active at the site")
@@ -326,13 +326,13 @@ class Job:
         self.lineage, self.scored = "", 0
 
     def count_earlier_work(self) -> None:
-        """Count the work of all processes and seeds, so no restart resets it. Needs the lock."""
+        """Count the bytes of all seeds and this seed's work so far. The caller has the lock."""
         site = self.site
         self.sent = Account(site.audit).sent(self.run)
         self.work = Work(site.audit, self.run, self.states.folder, site.policy.seconds)
 
     def step(self, head: Question, body: bytes) -> Packet:
-        """Run a step on the site's own graph."""
+        """Run a step on the site's own graph, if the policy allows it, and return the reply."""
         policy, work, number, began = self.site.policy, self.work, head.round, time.monotonic()
         step = self._named(head)
         policy.check_step(step, number)
@@ -400,13 +400,17 @@ class Job:
         return Packet({}, answer)
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """Run a step on the site's device. Return its reply and the state on the CPU."""
+        """Run a step on the site's device. Return its reply and the new state, both on the CPU."""
         given: Tree = tree_map(lambda leaf: leaf.to(self.site.device), (message, self.state, key))
         answer: tuple[Tree, Tree] = tree_map(torch.Tensor.cpu, step(self.graph, *given))
         return answer
 
     def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
-        """Return whether training diverged. An empty or noised reply is judged by the state."""
+        """Return whether training diverged. The new state decides if the reply is empty.
+
+        A noised reply counts as diverged if the new state is not finite, or if the update is zero:
+        a non-finite update becomes zero.
+        """
         if noise is not None:
             return noise.alone or not all_finite(state)
         return not all_finite(reply if leaves(reply) or step.keeps_state else state)
@@ -430,7 +434,7 @@ class Job:
         return SiteNoise(site_secret(self.states.folder), question)
 
     def _charge(self, noise: SiteNoise | None) -> Json:
-        """Charge an answer to the account if it is new. Return the charge for the audit log."""
+        """Charge the account for an answer, once if it repeats. Return the charge for the log."""
         if noise is None or not noise.release:
             return {}
         assert self.privacy is not None
@@ -447,7 +451,7 @@ class Job:
         return {**charge, "delta": delta, "epsilon": finite}
 
     def _keep(self, scores: Scores, round: int) -> Scores:
-        """Write scores to the owner's file. Return zeros, which are the same for every site."""
+        """Write scores to the owner's files. Return placeholders, the same for every site."""
         which = "deployed" if self.scored == 0 else "local"
         self.scored += 1
         accuracy = from_confusion(scores.confusion.numpy())["accuracy"]
@@ -468,7 +472,7 @@ class Job:
         return replace(nothing, auc=torch.full_like(scores.auc, -1.0))
 
     def _named(self, head: Question) -> Step:
-        """Return the step that a packet names. Packets may set flags only of the evaluator."""
+        """Return the step that a packet names. Packets may set only flags of the evaluator."""
         name, flags = head.owner, head.flags
         owner = self.owners.get(name)
         if owner is not None and flags:

@@ -1,4 +1,4 @@
-"""The data of one site: its graph, with roles, and the names that must agree between sites."""
+"""The data of one site: its graph, split into roles, and the names that sites must agree on."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class SiteData:
     ) -> tuple[dict[str, object], tuple[Told, ...]]:
         """Return the facts that the server may know before a run: a summary, and column statistics.
 
-        Refuse statistics that the owner does not allow. A feature's name may contain a category
-        value. A server that gets `Told` names the features itself, so it gets no other names.
+        `mode` is one of `MODES`. Refuse statistics that the owner does not allow. A feature's name
+        may contain a category value. A server that gets `Told` names the features itself, so it
+        gets no other names.
         """
         found, agrees = self.summary(sizes=not keeps_scores(privacy)), mode == MODES[0]
         features = Encoder.from_plain(self.encoder or {}).features if self.told else ()
@@ -99,7 +100,7 @@ class SiteData:
         return known or tuple(map(str, range(self.classes)))
 
     def summary(self, *, sizes: bool = True) -> dict[str, object]:
-        """Return the summary for the server. Zeros replace sizes that must stay at the site."""
+        """Return the summary for the server. Without `sizes`, zeros replace the counts of nodes."""
         graph = self.graph
         masks = torch.stack([graph.train, graph.val, graph.test]).sum(1) * sizes
         return {
@@ -114,7 +115,7 @@ class SiteData:
 
 
 def write_clients(federation: Federation, folder: Path) -> list[Path]:
-    """Write one file for each client of a federation, for the sites of a trial."""
+    """Write one data file for each client of a federation. Return their paths."""
     shared = {name: getattr(federation, name) for name in ("classes", "name", "metric")}
     paths = [folder / f"client-{i + 1}{SUFFIX}" for i in range(len(federation))]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

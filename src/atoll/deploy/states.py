@@ -1,4 +1,7 @@
-"""The private states of a run at a site, by round."""
+"""The private states of a run at a site, by round, each with its lineage.
+
+The lineage is a hash of the questions that led to the state (`site.Job`).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from atoll.engines.codec import load_checkpoint, save_checkpoint
 from atoll.engines.fleet import NEVER
 
 STATE = "atoll private state"
-KEPT = 2  # private states before the valid one, in case a server has to go back
+KEPT = 2  # further states of earlier rounds, in case a server has to go back
 
 
 class States:
-    """A run's private states by round. The last states are kept, because rounds may repeat."""
+    """A run's private states by round. The last few are kept, because rounds may repeat."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -26,7 +29,7 @@ class States:
         return sorted(int(name) for name in names if re.fullmatch("-?[0-9]{1,10}", name))
 
     def load(self, counts: int) -> tuple[Tree, str]:
-        """Return state and lineage after round `counts`, or None and "" before the first."""
+        """Return the state after round `counts` and its lineage. For NEVER, return None and ""."""
         if counts == NEVER:
             return None, ""
         if counts not in self.rounds():
@@ -40,7 +43,11 @@ class States:
         return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
 
     def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
-        """Write state and lineage of a round in one step. Delete old states, except `keep`."""
+        """Write the state after `round` and its lineage in one step, and delete old states.
+
+        The states of rounds `counts` (the valid one) and `keep` (of the selected model) remain, and
+        the last `KEPT` states of other earlier rounds.
+        """
         save_checkpoint(self._path(round), {"kind": STATE, "lineage": lineage, "state": state})
         others = [number for number in self.rounds() if number not in (round, counts, keep)]
         before = [number for number in others if number < round]

@@ -34,7 +34,7 @@ RESTARTS = 3  # how often a job without a new complete round is submitted again
 
 
 def write_job(order: Order, sites: Sequence[str], folder: Path) -> Path:
-    """Write a FLARE job: two configurations and no code."""
+    """Write a FLARE job, with configurations and no code. Return its folder."""
     from atoll.engines.gate import job_text, site_job
 
     job, arguments = folder / f"atoll-{order.run}", {"order": order_text(order)}
@@ -129,7 +129,7 @@ class Supervisor:
                 self.session.abort(self.job)
 
     def _gather(self, least: int) -> dict[str, str]:
-        """Wait until enough of the run's sites are connected, and return them."""
+        """Wait `patience` seconds for all sites. Return those connected, if at least `least`."""
         end = time.monotonic() + self.patience
         while True:
             connected = self.session.connected()
@@ -164,7 +164,7 @@ class Supervisor:
         return False
 
     def _running(self, wait: float = 0.0) -> str:
-        """Return the run's job that has not ended, or "" if no job is active."""
+        """Return the ID of the run's active job, or "" if none begins within `wait` seconds."""
         end = time.monotonic() + wait
         while True:
             for job in self._jobs():
@@ -176,7 +176,7 @@ class Supervisor:
             time.sleep(0.5)
 
     def _submit(self, least: int) -> str:
-        """Submit a job. If several administrators submit at once, all get the same job."""
+        """Submit a job and return its ID. Administrators who submit at once get the same job."""
         jobs, there = len(self._jobs()), self._gather(least)
         with tempfile.TemporaryDirectory() as work:
             job = write_job(self.order, list(there), Path(work))
@@ -189,7 +189,7 @@ class Supervisor:
                 raise
 
     def _watch(self) -> Json:
-        """Watch the job until it ends. Return its outcome."""
+        """Watch the job until it ends, and abort it if a lost site is back. Return its outcome."""
         back: list[str] = []
         joined: Mapping[str, object] = {}
         while True:
@@ -215,7 +215,7 @@ class Supervisor:
             time.sleep(0.5)
 
     def _fetch(self, status: str) -> Json:
-        """Copy the files of the job. Return its outcome."""
+        """Copy the files of the ended job to `out`. Return its outcome."""
         job, self.job, found = self.job, "", []
         with tempfile.TemporaryDirectory() as work:
             with contextlib.suppress(ClientLost):

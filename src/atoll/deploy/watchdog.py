@@ -1,8 +1,8 @@
 """A watchdog that ends a site's job if an answer takes more time or memory than the owner allows.
 
-A running step can only be stopped by ending its process, so another thread computes the answer. At
-the limit the server gets a refusal, and the process ends after sending it. The site itself is
-another process and stays in the federation.
+Only the end of its process stops a running step, so one thread computes the answer and another one
+watches it. At the limit the server gets a refusal, and the process ends after sending it. The site
+itself is another process and stays in the federation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ GRACE = 30.0  # seconds for sending the refusal
 
 
 def end_process() -> None:
-    """End this process at once. FLARE treats any other status as a failure of the whole job."""
+    """End this process with status 0. To FLARE, any other status is a failure of the whole job."""
     os._exit(0)
 
 
 class Watchdog:
-    """Answer packets by a site, within the limits of its policy."""
+    """Let a site answer packets, within its policy's limits of time and memory."""
 
     def __init__(self, site: Site, end: Callable[[], None] = end_process) -> None:
         self.site, self.end = site, end

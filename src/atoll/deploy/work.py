@@ -3,7 +3,7 @@
 The seconds of packets that are not steps (`OTHERS`) count for the round before the first one.
 
 The audit log has an entry for every answer. A file in the run's folder names the round of a running
-step. Without it, a server could stop the job in each step, and the log would never contain it.
+step. Without this file, a server could stop the job in each step, and no log entry would count it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Work:
         self.mark.unlink()
 
     def begin(self, number: int) -> None:
-        """Count a question of a round before it is answered."""
+        """Count a question of a round, and write the file of the running step."""
         self.questions[number] += 1
         self.mark.write_text(str(number))
 
     def end(self, number: int, seconds: float) -> None:
-        """Count the time of an answer that is in the audit log."""
+        """Count the time of an answer, and delete the file of the running step."""
         self.seconds[number] += seconds
         self.mark.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ def method_table() -> Table:
 
 
 def _smallest(cls: type[Method]) -> Method:
-    """Make a method with the smallest network that it accepts."""
+    """Make a method with its default network, for one feature and two classes."""
     return cls(net=NETS[(*cls.nets, "gcn")[0]](features=1, classes=2))
 
 
@@ -190,7 +190,7 @@ def _group_page(name: str, root: str | Path | None) -> Table:
 
 
 def dataset_page(name: str, root: str | Path | None) -> Table:
-    """Make the page of one data set: size, source, licence and folder."""
+    """Make the page of a data set (size, source, licence, folder), of a generator or a group."""
     if generator := built_in(name.lower()):
         return _generator_page(generator.__name__.lower(), generator)
     if name.lower() in GROUPS:
@@ -220,7 +220,7 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
 
 
 def edge_homophily(source: Source) -> float:
-    """Return the fraction of edges whose two ends have the same known label."""
+    """Return the fraction of equal labels among the edges whose two ends have a label."""
     ends = source.y[source.edges]
     known = (ends >= 0).all(axis=0)
     return float((ends[0] == ends[1])[known].mean()) if known.any() else float("nan")

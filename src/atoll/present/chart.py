@@ -1,7 +1,8 @@
 """The chart model that all renderers share: axes and marks as values, without drawing.
 
 `chart_png` draws them into files (matplotlib), `chart_svg` into the page of `atoll report` (colours
-from CSS, text that keeps its size on a narrow screen). Later marks cover earlier ones.
+from CSS, text that keeps its size on a narrow screen). Among marks of one kind, later ones cover
+earlier ones.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line through P points. `low` and `high` add a band around it."""
+    """A line through points. `low` and `high` add a band around it."""
 
     x: Numbers
     y: Numbers  # a value that is not finite makes a gap
@@ -180,11 +181,11 @@ class Chart:
     title: str
     x: Axis
     y: Axis
-    marks: tuple[Mark, ...]  # from the back to the front
+    marks: tuple[Mark, ...]  # of each kind from the back to the front
     # Position of the legend: "" (no legend), "inside", "lower right", "upper right", "lower left",
     # "above", "below", or "ends" (next to the ends of lines).
     legend: str = ""
-    grid: bool = False  # pale lines at the vertical ticks
+    grid: bool = False  # pale lines at the ticks of the vertical axis
     size: tuple[float, float] = (7.2, 4.2)  # of a file in inches, if it is not in `Panels`
     square: bool = False  # both axes have the same scale
     bare: bool = False  # no axes, only marks
@@ -233,7 +234,7 @@ def dash_of(number: int) -> int:
 def named(
     name: str, words: Sequence[object] | np.ndarray, *, most: int = 25, down: bool = False
 ) -> Axis:
-    """Make an axis of labels, from 0 upwards, or from the top with `down`, with `most` ticks."""
+    """Make an axis of labels, at most `most`, from 0 upwards, or from the top with `down`."""
     every = max(1, -(-len(words) // most))
     ticks = [(float(i), str(word)) for i, word in enumerate(words) if i % every == 0]
     ends = (-0.5, len(words) - 0.5)
@@ -273,7 +274,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    """Return powers of ten as ticks, with 2 and 5 times the powers if there are few."""
+    """Return powers of ten as ticks. If they are few, add 3 times the powers, or 2 and 5 times."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
@@ -304,7 +305,7 @@ def steps(x: Numbers, y: Numbers) -> tuple[np.ndarray, np.ndarray]:
 
 
 def aside(count: int) -> np.ndarray:
-    """Return small shifts by rank, so that equal dots do not hide each other."""
+    """Return a small shift for each dot, so that equal dots do not hide each other."""
     return np.asarray(0.18 * np.sin(2.4 * np.arange(count)))
 
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis as MatplotlibAxis
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours except the light yellow, then greys.
+# Six of Okabe and Ito's colours, a purple and a dark grey. Then greys.
 _HUES = "0072B2", "E69F00", "009E73", "CC79A7", "56B4E9", "D55E00", "7A5195", "3D3D3D"
 _GREYS = "000000", "555555", "777777", "BBBBBB", "EEEEEE"
 _NAMES = *plot.PALETTE, plot.BLACK, plot.SOFT, plot.EDGE, plot.GREY, plot.SHADE
 COLOURS = {name: f"#{code}" for name, code in zip(_NAMES, (*_HUES, *_GREYS), strict=True)}
 SHADES = "YlGnBu"  # light to dark: also readable without colour
 UNKNOWN = "#E4E4E4"
-"""Colours of heat-map cells without a value, and of grid lines."""
+"""The colour of heat-map cells without a value, and of grid lines."""
 DASHES = ("-", "--", ":", "-.")
 MARKERS = {"": "", **dict(zip(plot.SHAPES, "osD^vP*x<>o", strict=True))}
 LEGENDS: dict[str, dict[str, object]] = {
@@ -141,7 +141,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 
 def _axis(axes: Axes, which: str, axis: Axis) -> None:
-    """Name, ends, scale and ticks of one axis."""
+    """Set name, ends, scale and ticks of one axis."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     drawn: MatplotlibAxis = getattr(axes, f"{which}axis")

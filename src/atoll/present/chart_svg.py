@@ -46,7 +46,7 @@ def figure(title: str, body: str, numbers: Table | None = None) -> str:
 def chart_html(
     chart: Chart, *, height: int = 220, points: int = MAX_POINTS, numbers: Table | None = None
 ) -> str:
-    """Render a chart of this size in pixels, with axes and at most `points` points per line.
+    """Render a chart of this height in pixels, with axes and at most `points` points per line.
 
     If `legend` is "ends", the names of lines are next to their ends.
     """
@@ -268,7 +268,7 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
 
 
 def line_numbers(title: str, lines: Sequence[Line], x_name: str) -> Table:
-    """Make a table of the lines' values at selected positions, for screen readers."""
+    """Make a table of the lines' values at up to eight positions."""
     longest = np.asarray(max((line.x for line in lines), key=len))
     marks = longest[thinned(len(longest), 8)]
     rows = []

@@ -27,8 +27,9 @@ def check_output(out: Path) -> None:
 def write_all(out: str | Path, files: Mapping[str, object]) -> list[Path]:
     """Write files atomically into a folder, and only if every file can be made.
 
-    The suffix of a name decides the format of a `Table`, `Chart` or `Panels`. Any other value of a
-    `.json` file becomes JSON, with null for undefined numbers. None deletes an earlier file.
+    Text and bytes are written unchanged. The suffix of a name decides the format of a `Table`,
+    `Chart` or `Panels`. Any other value of a `.json` file becomes JSON, with null for undefined
+    numbers. None deletes an earlier file.
     """
     out = Path(out)
     check_folder(out, resuming=True)

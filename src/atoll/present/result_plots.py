@@ -32,7 +32,7 @@ def _title(result: Result) -> str:
 
 
 def convergence_chart(result: Result) -> Chart:
-    """Plot test, validation and local curves. Bands show the range over seeds."""
+    """Plot test and validation scores of the scored model, and test scores of the other model."""
     other = "local" if (result.config.evaluate or "deployed") == "deployed" else "deployed"
     lines = (
         (f"{result.scored} model, test", "test", None, plot.BLUE),
@@ -53,7 +53,7 @@ def convergence_chart(result: Result) -> Chart:
 
 
 def clients_chart(result: Result) -> Chart:
-    """Plot test scores at the selected round, by client, or by seed for many clients."""
+    """Plot clients' test scores at the selected round: by client if named and few, or by seed."""
     marks: list[plot.Mark] = []
     by_name = result.named and result.clients <= MAX_NAMED
     scores = 100 * result.of_clients(result.metric)
@@ -72,7 +72,7 @@ def clients_chart(result: Result) -> Chart:
 
 
 def traffic_by_round(result: Result) -> np.ndarray:
-    """Return the training bytes of each round, down and up, as a mean over seeds, (2, R)."""
+    """Return the training bytes of each round, down and up, as a mean over seeds, (2, rounds)."""
     rounds = result.config.rounds or 1
     return np.asarray(np.mean([seed.ledger.by_round(rounds) for seed in result.seeds], axis=0))
 

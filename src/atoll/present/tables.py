@@ -94,8 +94,8 @@ def make_table(
 ) -> Table:
     """Make a table of plain values. None is an empty cell.
 
-    If a column is only a name, the first `left` columns are left-aligned and the others are
-    right-aligned. A terminal may wrap the cells of columns that `wrap`.
+    A column that is only a name is left-aligned among the first `left` columns, and else
+    right-aligned. With `wrap`, a terminal may wrap its cells.
     """
 
     def cell(value: object) -> Cell:
@@ -118,7 +118,7 @@ def record_table(records: Sequence[Mapping[str, object]], names: Sequence[str] =
 def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> RichTable:
     """Make the table for a terminal, with `gap` spaces between columns, but without its notes.
 
-    `framed` adds a frame with title and caption; None omits both.
+    `framed` adds a frame, title and caption, and aligns the latter two. None omits all three.
     """
     from rich import box
     from rich.text import Text
@@ -354,7 +354,7 @@ def write_tables(tables: Sequence[ResultTable], files: Mapping[str, Path | None]
 
 
 def check_file(path: Path) -> None:
-    """Raise an error if a file cannot be written at this path."""
+    """Raise an error if this path is a folder, or is below a file."""
     if path.is_dir():
         raise ConfigError(f"'{path}' is a folder; give the name of a file")
     there = next(p for p in path.absolute().parents if p.exists())
@@ -393,7 +393,7 @@ Part = str | Words | Table | Branch  # a string is a plain paragraph; an empty o
 
 
 def heading(text: str) -> Words:
-    """Return the line above everything else, in bold."""
+    """Return a heading, which is bold."""
     return Words(text, "bold")
 
 

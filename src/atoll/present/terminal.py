@@ -176,7 +176,7 @@ def profile_table(profile: Mapping[str, Sequence[float]]) -> Group:
 
 
 def result_table(results: list[Result]) -> Group:
-    """Make a table of methods (rows) with accuracy, F1, traffic and time (columns)."""
+    """Render a table with a row for each result, and notes. For one result, add its clients."""
     first = results[0]
     config = first.config
     how = _PICKED.get(first.select, "at each client's best validation round")
@@ -233,7 +233,7 @@ def alert_line(result: Result) -> list[str]:
 
 
 def client_table(result: Result) -> Table | None:
-    """Make a table of each client's score, or None if clients have no names or are too many."""
+    """Make a table of clients' scores, or None without names or scores, or with many clients."""
     scores = 100 * result.of_clients(result.metric)
     if not result.named or result.clients > MAX_ROWS or np.isnan(scores).all():
         return None

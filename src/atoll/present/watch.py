@@ -121,7 +121,7 @@ def plain(status: Status) -> dict[str, Any]:
 
 
 def follow(reader: StatusReader, console: Console, every: float, sleep: Sleep = time.sleep) -> None:
-    """Show the status until the run finishes. Without a terminal, print only changes."""
+    """Show the status until the run finishes. Without a terminal, print it when cells change."""
     status, printed = reader.read(), None
     if console.is_terminal:
         with Live(status_text(status), console=console, auto_refresh=False) as live:

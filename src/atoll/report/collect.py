@@ -65,7 +65,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that is missing."""
+    """A requested run that the page cannot show."""
 
     name: str
     why: str
@@ -77,7 +77,7 @@ class Missing:
 class Collection:
     """The content of a report."""
 
-    shown: list[ReportedRun] = field(default_factory=list)  # finished runs, by folder
+    shown: list[ReportedRun] = field(default_factory=list)  # finished runs, folder by folder
     missing: list[Missing] = field(default_factory=list)  # requested, but not finished
     studies: dict[Path, dict[str, Any]] = field(default_factory=dict)  # study.json by folder
     aside: list[str] = field(default_factory=list)  # notes on hidden trials and grid points
@@ -105,7 +105,7 @@ class Collection:
 
 
 def collect(folders: Sequence[Path]) -> Collection:
-    """Read run folders and study folders. Raise an error only if no run is finished."""
+    """Read folders of runs, which must be finished, and of studies, which may lack runs."""
     found = Collection()
     for folder in dict.fromkeys(folders):
         if (folder / "study.json").exists():
@@ -191,7 +191,7 @@ def _chosen(shown: list[ReportedRun], aside: list[str]) -> list[ReportedRun]:
 def _read_verdicts(
     compared: Mapping[str, Any], about: Mapping[str, Any], verdicts: dict[str, list[str]]
 ) -> bool:
-    """Add the conclusions of a comparison if its tests cover all cells of its study."""
+    """Add a comparison's conclusions if its tests cover its whole study. Return whether they do."""
     cells, tables = about.get("cells", []), compared.get("tables", [])
     request, sizes = about.get("request", {}), len({table.get("clients") for table in tables})
     covers = (
@@ -322,7 +322,7 @@ def other_tables(found: Collection) -> list[ResultTable]:
 
 
 def _more(found: Collection) -> list[str]:
-    """Return AUC and the metrics of a positive class that a run has, except the main metrics."""
+    """Return AUC and known metrics of a positive class, if a run has such. Omit the main metric."""
     known = {name for one in found.shown for name in one.run.summary["metrics"]}
     wanted = ("auc", *POOLED_METRICS)
     names = wanted if known & {f"test_{name}" for name in POOLED_METRICS} else ()

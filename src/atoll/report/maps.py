@@ -33,7 +33,7 @@ _MEASURES = ("nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 def heat_map(
     title: str, values: np.ndarray, names: Names, columns: str = "client", low: float = 0.0
 ) -> Chart:
-    """Make a matrix with a row and a column for each client."""
+    """Make a heat map with a row and a column for each client."""
     x, y = (named(name, names, most=len(names)) for name in (columns, "client"))
     return Chart(title, x, y, (Heat(values, low=low),))
 

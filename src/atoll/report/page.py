@@ -108,7 +108,7 @@ def page(found: Collection, title: str | None = None) -> str:
 
 
 def colours() -> str:
-    """Define the colours as CSS variables, for both schemes and for the reader's choice."""
+    """Return CSS: colours of both schemes and of the reader's choice, and the switch of metrics."""
     schemes = (LIGHT, DARK)
     light, dark = ("".join(f"--{name}:{value};" for name, value in s.items()) for s in schemes)
     classes = "".join(f".c{i}{{color:var(--c{i})}}" for i in range(8))

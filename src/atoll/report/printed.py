@@ -169,7 +169,7 @@ def against_print(found: Reproduction, rows: Sequence[ReproducedRow]) -> Chart:
 
 
 def printed_tables(found: Reproduction) -> list[ResultTable]:
-    """Make the same tables in plain form, for a paper, a README or a program."""
+    """Return the reproduced tables as plain tables, for files."""
     tables = []
     extra = (STRICT, f"{STRICT} difference") if STRICT in found.rules else ()
     columns = ("printed", "ours", "difference", "verdict", *extra)

@@ -80,7 +80,7 @@ def overview(found: Collection) -> str:
 
 
 def results(found: Collection) -> str:
-    """Show the main table, and for each federation the seeds of every method."""
+    """Show the main table, the tests, and for each federation the models and classes."""
     table = main_table(found)
     # The best numbers are bold, and the names have the colours of the runs.
     names, plain = {one.row: name_cell(one) for one in found.shown}, table.table()
@@ -97,7 +97,7 @@ def results(found: Collection) -> str:
 
 
 def _details(group: Sequence[ReportedRun]) -> str:
-    """Show the evaluated model, the score of the local model and the classes of each method."""
+    """Show each method's scored model, local score and round, and the best method's classes."""
     rows, name = [], label_of(group[0].metric)
     for one in group:
         names = (f"local_test_{one.metric}", "best_round")
@@ -139,7 +139,7 @@ def percents(one: ReportedRun, name: str) -> list[float]:
 
 
 def convergence(found: Collection) -> str:
-    """Show a chart for each federation: the mean over clients after each round."""
+    """Show a chart for each federation: the scores after each round."""
     figures, points = [], points_for(len(found.columns))
     for column in found.columns:
         group = found.group(column)
@@ -220,7 +220,7 @@ def _one_run_lines(one: ReportedRun) -> list[Line]:
 
 
 def alone_in(group: Sequence[ReportedRun]) -> ReportedRun | None:
-    """Return the run of local training with the same network, if it exists."""
+    """Return the first run of local training whose network is not set to `mlp`, or None."""
     local = [one for one in group if one.config.method == "local"]
     return next((one for one in local if one.config.set.get("net") != "mlp"), None)
 

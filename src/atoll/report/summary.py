@@ -22,7 +22,7 @@ TECHNICAL = ("With ", "Over ")  # first words of sentences about tests and ranks
 
 
 def summary(found: Collection) -> str:
-    """Show the answer in every metric that all runs have. The metric of the study comes first."""
+    """Show the answer in the study's metric, and with few federations in other common metrics."""
     own = {one.metric for one in found.shown}
     views = {label_of(own.pop()) if len(own) == 1 else "each federation's own": found}
     for name in COMPARED if len(found.columns) <= MAX_FEDERATIONS else ():

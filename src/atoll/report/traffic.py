@@ -131,7 +131,7 @@ def _card(one: ReportedRun, words: Declared | str) -> str:
 
 @dataclass(frozen=True)
 class Declared:
-    """The paragraphs of a method's docstring, and the declared disclosures of its steps."""
+    """Paragraphs from the docstring of a method's module, and the disclosures of its steps."""
 
     about: str  # its first line
     wire: str  # sent data, per client and round
@@ -190,7 +190,7 @@ def _cost_table(group: Sequence[ReportedRun]) -> str:
 
 
 def _cost_chart(group: Sequence[ReportedRun], points: int) -> str:
-    """Plot scores against traffic, unless all methods send the same amount in each round."""
+    """Plot scores against traffic, unless all methods send about the same in each round."""
     lines, speeds = list[Line](), list[float]()
     for one in group:
         each = traffic_by_round(one.run.result).sum(0) / 1e6

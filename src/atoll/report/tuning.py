@@ -45,7 +45,7 @@ def _method(found: Collection, tried: Tried) -> str:
     head = f"<h3>{escape(tried.method)}</h3><p>{escape(states(tried))}.</p>"
     if (best := tried.best) is None:
         return f"{head}<p>No trial is complete yet.</p>"
-    # A score far below the median is drawn at the lower edge of the common axis.
+    # A score far below the lower quartile is drawn at the lower edge of the common axis.
     values = [_reached(t) for t in tried.trials if t.value is not None or t.curve]
     quarter, top = float(np.quantile([_reached(t) for t in tried.complete], 0.25)), max(values)
     low = max(min(values), quarter - max(top - quarter, 1.0))
@@ -164,7 +164,7 @@ def parameter_charts(tried: Tried, y: Axis) -> list[Chart]:
 
 
 def _axis_of(key: str, values: dict[int, Value]) -> tuple[Axis, dict[int, float]]:
-    """Return an axis of numbers, or of labels for text and for a few repeated numbers."""
+    """Return an axis (labels for text and few repeated numbers), and each trial's position."""
     known = list(values.values())
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
     different = set(known)

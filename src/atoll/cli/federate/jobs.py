@@ -88,7 +88,10 @@ def stop(kit: Path) -> None:
     AS_JSON,
 )
 def demo(keep: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Create, run and clean up a federation on this machine, with mutual TLS."""
+    """Create, run and clean up a federation on this machine, with mutual TLS.
+
+    Without --rounds, the command trains for 10 rounds.
+    """
     from atoll.deploy.local import Demo
     from atoll.experiment.problem import Problem
 

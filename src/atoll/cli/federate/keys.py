@@ -123,7 +123,7 @@ def _show_request(file: Path) -> None:
 def approve(
     file: Path, federation: Path, fingerprint: str | None, passphrase_file: Path | None, **how: Any
 ) -> None:
-    """Sign the request in FILE. Its site becomes, or remains, a member of the federation."""
+    """Sign the request in FILE. A site then becomes, or remains, a member of the federation."""
     asked = keys.read_request(file)
     click.echo(f"{asked.kind} {asked.name}: {asked.fingerprint}")
     compare(asked.fingerprint, fingerprint, asked.name)

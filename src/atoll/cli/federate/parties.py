@@ -26,7 +26,7 @@ from atoll.deploy.kits import provision as make
 
 DATA = "Read your graph from tables, .pt, .graphml, or a client file."
 POLICY = (
-    "Follow this policy (TOML); none allows every method but no disclosures.  "
+    "Follow this policy (TOML); none allows Atoll's methods but no disclosures.  "
     "[default: the policy of the previous start]"
 )
 CLASSES = "Name all classes of the federation if your data do not contain every class."
@@ -52,7 +52,7 @@ def provision(sites: Strings, host: str, port: int, out: Path) -> None:
     """Create one kit for the server, one for the administrator and one for each site.
 
     Use this only for trials: it creates all private keys here, and you cannot add or renew a site
-    later. A real federation begins with `atoll federate init`, and each party creates its own key.
+    later. A real federation begins with `atoll federate init`, and each site creates its own key.
     """
     for name, kit in make(out, sites, host=host, port=port).items():
         click.echo(f"{name:28} {kit}")

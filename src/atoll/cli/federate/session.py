@@ -125,7 +125,7 @@ def continue_without(order: Order, sites: Strings) -> Order:
 
 
 def with_newcomers(order: Order, connected: Collection[str], quorum: int | None) -> Order:
-    """Add the connected sites to the order that the administrator's kit does not list yet."""
+    """Add to the order all connected sites that the administrator's kit does not list yet."""
     from msgspec.structs import replace
 
     sites = (*order.sites, *sorted(set(connected) - set(order.sites)))
@@ -169,7 +169,7 @@ def stopping(*more: signal.Signals) -> Iterator[None]:
 def supervise(
     session: AdminSession, order: Order, folder: Path, *, quiet: bool, kept: str = "", **limits: Any
 ) -> Result:
-    """Follow a job until it finishes. Print `kept` if the user interrupts it."""
+    """Follow a run until it finishes, and return its result. On an interrupt, print `kept`."""
     from atoll.deploy.coordinator import read_federated_result
     from atoll.deploy.supervise import Supervisor
 
@@ -206,9 +206,10 @@ def foreground(
     metrics: int | None,
     prepare: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run a process until it ends or Ctrl-C, then end its children. Serve its metrics on a port.
+    """Run a party's process until it ends or Ctrl-C, and then end its children.
 
-    `prepare` changes the kit before the process starts (`Processes.start`).
+    Serve its metrics on the port `metrics`, if given. `prepare` changes the kit before the process
+    starts (`Processes.start`).
     """
     from atoll.deploy.local import NewLines, Processes, bound_log, lost_session, refusal
     from atoll.deploy.metrics import serving
@@ -236,7 +237,7 @@ def foreground(
 
 
 def open_kit(kit: Path, kind: str) -> AboutKit:
-    """Return the description of a kit of this kind. Raise an error without NVIDIA FLARE."""
+    """Return a kit's description. Raise an error for another kind, or without NVIDIA FLARE."""
     need_nvflare()
     about = about_kit(kit)
     found, words = kind_of(about), {"site": "a site", "admin": "the administrator"}

@@ -50,7 +50,7 @@ def status(kit: Path, as_json: bool) -> None:
 
 
 def _federation(admin: AdminSession, expected: Sequence[str]) -> Json:
-    """Return the sites and jobs, with the traffic of the running job."""
+    """Return the sites and jobs, with the progress and traffic of running jobs."""
     seen = admin.last_seen()
     jobs = []
     for job in admin.jobs():
