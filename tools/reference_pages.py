@@ -32,7 +32,7 @@ An option with KEY=VALUE, or with the word "repeatable", may be given several ti
 | 0 | success |
 | 1 | a part of a study failed, or an internal error |
 | 2 | an error, in one sentence |
-| 130 | stopped by Ctrl-C |
+| 130, 143 | stopped by Ctrl-C, or by SIGTERM |
 """
 
 
@@ -86,6 +86,7 @@ def about(option: click.Option, context: click.Context) -> tuple[str, str, str]:
         r"\s*\[(?=default: |required\]|[\d<=]*x[<>])", " ".join(text.split())
     )
     notes = ", ".join(one.removesuffix("]").removeprefix("default: ") for one in extra)
+    notes = re.sub(r"^(\d+)<=x<=(\d+)", r"none; \1 to \2", notes)
     return names, meaning, re.sub("[;,] x>=", ", at least ", notes)
 
 

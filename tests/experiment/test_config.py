@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import get_args, get_type_hints
 from unittest import mock
 
 import msgspec
@@ -16,7 +13,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import atoll
 from atoll.cli.app import main
 from atoll.core.errors import AtollError, ConfigError
 from atoll.core.task import NODES
@@ -35,7 +31,6 @@ from atoll.experiment.config import (
 from atoll.experiment.privacy import PrivacyConfig
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.nn import GraphGIN, nets_for
-from atoll.studies.advise import advise
 from atoll.studies.tune import tuning
 from atoll.studies.tune.tuning import TuningRequest, tune_command
 
@@ -427,18 +422,3 @@ def test_words_of_options():
         "--data-root",
         "a b",
     ]
-
-
-WIDER = {"ratios", "set", "compat", "allow", "own", "dp"}  # `make_config` also reads other types
-
-
-@pytest.mark.parametrize("function", [atoll.run, atoll.compare, atoll.tune, advise])
-def test_the_signatures_name_every_option_with_its_type(function: Callable[..., object]) -> None:
-    parameters = inspect.signature(inspect.unwrap(function), eval_str=True).parameters
-    (options,) = get_args(parameters["options"].annotation)
-    known, fields = get_type_hints(options), get_type_hints(RunConfig)
-    assert not set(known) & set(parameters)
-    assert set(fields) - {"method", "objects", "engine"} <= set(known) | set(parameters)
-    assert {k: v for k, v in known.items() if k not in WIDER} == {
-        k: v for k, v in fields.items() if k in known and k not in WIDER
-    }

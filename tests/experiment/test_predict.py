@@ -13,6 +13,8 @@ import torch
 
 import atoll
 from atoll.core.errors import AtollError
+from atoll.engines.base import ENGINES, Engine
+from atoll.engines.prepare import EngineInputs
 from atoll.experiment import run as run_module
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.predict import Predictor, predict
@@ -288,3 +290,15 @@ def test_training_data_that_changed_are_not_joined(tmp_path):
     shutil.rmtree(old)
     with pytest.raises(AtollError, match="needs the training data, but there is no folder"):
         predict(tmp_path / "run", new, joined=True, client="0")
+
+
+def test_a_run_of_an_engine_object_predicts_with_the_usual_engine(tmp_path):
+    def mine(inputs: EngineInputs) -> Engine:
+        return ENGINES["serial"](inputs)
+
+    out = tmp_path / "run"
+    atoll.run("fedavg", "lagoon:nodes=100", clients=2, rounds=1, engine=mine, out=out)
+    named = tmp_path / "named"
+    atoll.run("fedavg", "lagoon:nodes=100", clients=2, rounds=1, engine="serial", out=named)
+    found = [predict(run, "lagoon:nodes=100").probabilities for run in (out, named)]
+    np.testing.assert_allclose(*found, atol=1e-6)

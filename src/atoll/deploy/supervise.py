@@ -109,7 +109,7 @@ class Supervisor:
                 raise AtollError(f"the job was stopped, and the run is saved; {self._continue()}")
             fruitless = 0 if self.reached > before else fruitless + 1
             if fruitless > RESTARTS:
-                tried = f"the job was submitted {RESTARTS} times without one more round"
+                tried = f"the job was submitted {fruitless} times without one more round"
                 hint = f"correct the cause and {self._continue()}"
                 raise ClientLost(f"{ended['reason']}; {tried}; {hint}")
             self.tell(f"{ended['reason']}; continuing in a new job")

@@ -31,7 +31,7 @@ from atoll.data.own.encoder import Encoder
 from atoll.data.own.reader import load_new
 from atoll.data.own.schema import quoted_list
 from atoll.data.source import UNUSED, GraphGroup, GraphSet, Source
-from atoll.engines.base import choose_engine
+from atoll.engines.base import AUTO, choose_engine
 from atoll.engines.clients import Simulation
 from atoll.experiment.build import build_method
 from atoll.experiment.config import RunConfig
@@ -226,7 +226,7 @@ class Trained:
         simulation = Simulation(
             Federation(graphs, method.net.classes),
             method,
-            engine=engine or choose_engine(self.config.engine)[0],
+            engine=engine or self._engine(),
             device=self.device,
             chunk=self.config.chunk,
         )
@@ -234,6 +234,10 @@ class Trained:
         step = Predictor(method, 1 + max(graph.num_nodes for graph in graphs)).predict
         found = simulation.clients(0).map(step, message).logits.cpu().numpy()
         return [rows[part.rows] for rows, part in zip(found, parts, strict=True)]
+
+    def _engine(self) -> str:
+        """Return the run's engine. Any engine gives the predictions of a Python object."""
+        return choose_engine(AUTO if "engine" in self.config.objects else self.config.engine)[0]
 
     def _there(self, tree: Tree) -> Tree:
         kind = torch.get_default_dtype()

@@ -23,7 +23,7 @@ from atoll.data.load import is_own
 from atoll.engines.base import AUTO, EngineFactory, choose_engine, engine_factory, engine_name
 from atoll.experiment import problem as problems
 from atoll.experiment.build import build_method, check_memory
-from atoll.experiment.config import RunConfig, RunOptions, make_config, read_config
+from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.continued import extend, trained_models
 from atoll.experiment.folder import RunFolder, check_folder
 from atoll.experiment.hardware import choose_device, cores, start, synchronize, tuned_process
@@ -31,6 +31,7 @@ from atoll.experiment.history import bins_metric, metric_of, positive_of, select
 from atoll.experiment.loggers import open_logs
 from atoll.experiment.newcomer import check_newcomer, first_day, seed_scores
 from atoll.experiment.observers import Observer, Observers
+from atoll.experiment.options import RunOptions
 from atoll.experiment.privacy import privacy_report, with_privacy
 from atoll.experiment.problem import Data, Divide, Division, Problem, name_configuration
 from atoll.experiment.result import Result, SeedResult

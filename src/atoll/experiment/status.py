@@ -52,7 +52,7 @@ def failures(folder: Path) -> dict[str, str]:
     for event in read_events(folder):
         if event.get("event") == "failed":
             failed[event["cell"]] = str(event.get("error", "failed"))
-        else:
+        elif event.get("event") != "notes":
             failed.pop(event.get("cell", ""), None)
     return failed
 

@@ -78,7 +78,7 @@ class FedGTA(Mixing):
         "authors"
     )
     steps: Annotated[OneOrMore, "number of smoothing steps"] = 5
-    alpha: Annotated[Share, "α: weight of the neighbours in a step"] = 0.5
+    alpha: Annotated[Share, "α: weight of the neighbours (in `paper`: of the node)"] = 0.5
     temperature: Annotated[Positive, "temperature of the softmax for the confidence"] = 20.0
     moments_of: Annotated[Literal["last", "all"], "smoothing steps with moments"] = "last"
     optimizer_state: OptimizerState = "keep"

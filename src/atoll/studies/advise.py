@@ -29,8 +29,9 @@ from atoll.core.federation import Federation, LazyGraphs, each
 from atoll.core.graph import Graph
 from atoll.data.measure.heterogeneity import describe
 from atoll.experiment.baseline import without_test
-from atoll.experiment.config import RunOptions, make_config, resolve, run_command
+from atoll.experiment.config import make_config, resolve, run_command
 from atoll.experiment.metrics import label_of
+from atoll.experiment.options import RunOptions
 from atoll.experiment.problem import Division, FederationCache, Problem
 from atoll.methods import method_class
 from atoll.present.tables import Column, Part, make_table

@@ -25,9 +25,10 @@ import msgspec
 from atoll.core.errors import ConfigError
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
-from atoll.experiment.config import CompareOptions, in_python, option_words
+from atoll.experiment.config import in_python, option_words
 from atoll.experiment.folder import check_folder, read_json
 from atoll.experiment.loggers import open_logs
+from atoll.experiment.options import CompareOptions
 from atoll.experiment.problem import Data, FederationCache
 from atoll.present.files import plain_json
 from atoll.present.notebook import with_progress

@@ -23,6 +23,7 @@ from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.core.space import Range
 from atoll.experiment import config as configs
 from atoll.experiment.folder import read_json
+from atoll.experiment.options import TuneOptions
 from atoll.experiment.problem import Data, Problem
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import lock_folder
@@ -45,7 +46,7 @@ def tune(
     out: str | Path | None = None,
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
-    **options: Unpack[configs.TuneOptions],
+    **options: Unpack[TuneOptions],
 ) -> TuningResult:
     """Search for the best hyper-parameters on validation scores, then test them once.
 
