@@ -201,3 +201,26 @@ def test_a_reply_of_another_form_is_refused(tmp_path):
     with pytest.raises(WireError, match="a reply of step 'train' was refused"):
         site.job.forms.check(step, "reply", tree_map(lambda leaf: leaf.unsqueeze(0), reply))
     assert all(leaf.isfinite().all() for leaf in leaves(reply))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_more_repetitions_change_no_form(name):
+    """A site plays each method with one repetition (`Method.repeats`)."""
+    federation = small_federation()
+    options = {"hidden": 4, **SHORT.get(name, {})}
+    options |= {field: 3 for field in METHODS[name].repeats if field != "epochs"}
+    config = make_config(method=name, rounds=7, epochs=3, set=options)
+    method = build_method(config, federation.features, federation.classes, "node")
+    like = Federation(federation.graphs[:1], federation.classes)
+    brief, long = Forms.of(method, like, 7, 1.0, batching_of(0)), Forms()
+    long.play(Experiment(method, federation, 7, engine=long.engine, batching=batching_of(0)))
+    for case, forms in long.known.items():
+        for form in forms:
+            assert any(known.fits(form) for known in brief.known[case]), case
+
+
+def test_a_field_that_only_looks_like_a_repetition_keeps_its_value(tmp_path):
+    site, method = begun(tmp_path, method="fedgta", set={"hidden": 4, "moments_of": "all"})
+    assert short(method).steps == method.steps > 1
+    answer = ask(site, method.net.init(make_key(0)))
+    assert answer.head == {}

@@ -237,3 +237,18 @@ def test_a_port_that_does_not_exist_is_refused(tmp_path, port) -> None:
     refused(f"{port} is not a port", keys.found, tmp_path / "f", PASSPHRASE, port=port)
     refused(f"{port} is not a port", provision, tmp_path / "f", ["a"], port=port)
     assert not (tmp_path / "f").exists()
+
+
+def test_names_that_differ_only_in_case_are_one_name(founded: Path, joined: Path) -> None:
+    founded = shutil.copytree(founded, founded.parent / "copy")
+    request = keys.make_request(founded.parent / "case", "BANK-A")
+    refused("'bank-a' is already a member", keys.approve, founded, request, PASSPHRASE)
+    refused("'bank-a' is already", keys.approve, founded, request, PASSPHRASE, renew=True)
+    keys.note_removed(founded, "bank-a")
+    refused("was removed", keys.approve, founded, request, PASSPHRASE)
+
+
+@pytest.mark.parametrize("text", ['{"sites": "abc"}', '{"removed": {"a": 1}}', '{"sites": [1]}'])
+def test_a_list_of_members_that_is_no_list_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / keys.MEMBERS).write_text(text)
+    refused("a name is no text", keys.Members.read, tmp_path / keys.MEMBERS)

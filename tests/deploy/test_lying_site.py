@@ -25,6 +25,7 @@ from atoll.engines.codec import decode, encode, load_checkpoint
 from atoll.engines.fleet import Packet
 from atoll.engines.plausible import LARGEST
 from atoll.methods import METHODS
+from atoll.nn import vgae
 from atoll.testing import small_federation
 from tests.deploy.test_coordinator import SHORTER, SMALL, audit, without
 
@@ -200,8 +201,9 @@ def test_a_site_alone_in_a_round_cannot_take_all_weight_away(value, dp, make_roo
 
 
 @pytest.mark.parametrize("value", [89.0, -100.0])
-def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room):
+def test_a_site_that_spoils_the_model_for_itself_ends_no_run(value, make_room, monkeypatch):
     """The server of FedIIH makes one model for each site. The liar's model is not finite."""
+    monkeypatch.setattr(vgae, "_bounded", lambda log_variance: log_variance)
     room = make_room(small_federation())
 
     def lie(reply):
@@ -561,3 +563,65 @@ def test_a_disclosed_field_of_another_shape_is_refused(
     fleet = room.fleet(tell(step, body(lie), first=-1, liar="site-1"))
     room.run(room.order(method, set={**SMALL, **settings}, epochs=1, rounds=2, quorum=1), fleet)
     assert [e["site"] for e in events(room) if e["event"] == "left out"] == ["site-1"]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_site_whose_reply_makes_all_numbers_nan_is_found(bounded, make_room, monkeypatch):
+    """FedIIH compares all sites, so one of them can spoil the server's numbers for each of them."""
+    if not bounded:
+        monkeypatch.setattr(vgae, "_bounded", lambda log_variance: log_variance)
+    room = make_room(small_federation())
+    lie = body(lambda reply: replace(reply, log_variance=torch.full_like(reply.mean, 1000.0)))
+    order = room.order("fediih", rounds=ROUNDS, set={**SMALL, "js": "monte-carlo"})
+    result = room.run(order, room.fleet(tell("train", lie)))
+    assert result.seeds[0].history.rounds == ROUNDS
+    left = [(e["site"], e["reason"]) for e in events(room) if e["event"] == "left out"]
+    finite = "the server's numbers are finite only without its replies"
+    assert left == ([] if bounded else [(LIAR, finite)])
+    norms = [e["norms"] for e in events(room) if e.get("round") == 1 and e.get("step") == "train"]
+    assert norms[0]["log_variance"][LIAR] > 1000
+    assert norms[0]["log_variance"]["site-1"] < 10
+
+
+def test_numbers_that_are_nan_without_any_single_site_end_the_run(make_room, monkeypatch):
+    monkeypatch.setattr(vgae, "_bounded", lambda log_variance: log_variance)
+    room = make_room(small_federation())
+
+    def lie(site, question, answer):
+        two = site in (LIAR, "site-1") and question.head.get("step") == "train"
+        return body(
+            lambda reply: replace(reply, log_variance=torch.full_like(reply.mean, 1000.0))
+        )(question, answer) if two else answer  # fmt: skip
+
+    order = room.order("fediih", rounds=ROUNDS, set={**SMALL, "js": "monte-carlo"})
+    with pytest.raises(Diverged, match="not finite after the replies of"):
+        room.run(order, room.fleet(lie))
+    assert not [e for e in events(room) if e["event"] == "left out"]
+
+
+def test_adafgl_gets_back_a_site_that_was_lost_when_the_second_step_began(make_room):
+    room = make_room(small_federation())
+    fleet = room.fleet(
+        lambda site, question, answer: None if site == LIAR and question.head.get("round") == 3
+        and question.head["do"] == "step" else answer
+    )  # fmt: skip
+    fleet.returned = {LIAR}
+    options = {"rounds": 6, "set": {**SMALL, "federated_rounds": 3}}
+    room.run(room.order("adafgl", **options), fleet)
+    seen = [(e["event"], e["round"]) for e in events(room) if e.get("site") == LIAR]
+    assert seen == [("left out", 3), ("back", 4)]
+
+
+def test_a_new_seed_does_not_forget_the_failed_returns(make_room):
+    room, asked = make_room(small_federation()), []
+
+    def lie(site, question, answer):
+        if site != LIAR or question.head.get("step") != "train":
+            return answer
+        asked.append(question.head["round"])
+        return None
+
+    fleet = room.fleet(lie)
+    fleet.returned = {LIAR}
+    room.run(room.order("fedavg", rounds=3, seeds=6, set=SMALL, epochs=1), fleet)
+    assert len(asked) <= 7  # of 18 rounds

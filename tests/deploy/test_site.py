@@ -476,7 +476,20 @@ def test_only_the_owner_learns_that_training_diverged(dp, tmp_path):
     assert trained.head == scored.head == {}
     assert torch.isfinite(numbers(trained)).all()
     assert len(site.account.releases) == 1
-    assert {event["step"] for event in site.audit.events(event="diverged")} == {"train", "score"}
+    assert {event["step"] for event in site.audit.events(diverged=1)} == {"train", "score"}
+
+
+def test_the_size_of_the_log_does_not_show_that_training_diverged(tmp_path):
+    sizes = set()
+    for name, factor in (("fine", 1.0), ("huge", 3e38)):
+        site = make_site(tmp_path / name)
+        begin(site)
+        before = site.audit.path.stat().st_size
+        ask(site, tree_map(lambda leaf, by=factor: leaf.sign() * by, model_for(site)))
+        (event,) = site.audit.events(event="sent")
+        told = site.audit.path.stat().st_size - before
+        sizes.add(told - len(repr(event["seconds"])) - len(repr(event["noise"])))
+    assert len(sizes) == 1
 
 
 def test_state_and_lineage_are_one_file_and_the_last_ones_stay(tmp_path):

@@ -42,3 +42,26 @@ def test_a_step_without_an_end_counts_for_the_time_it_may_have_taken(age, counte
         assert counted <= again.seconds[-1] <= max(60.0, counted)
     work.mark.write_text("")
     assert Work(audit, "r-0", tmp_path, 60.0).questions == {-1: 1}
+
+
+def test_a_begin_that_is_stopped_is_logged_and_counted(tmp_path, monkeypatch):
+    policy = Policy(round_seconds=60.0, seconds=40.0)
+    site = make_site(tmp_path, policy)
+
+    def stopped(*_):
+        raise KeyboardInterrupt  # no handler answers for a process that has ended
+
+    for number in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Work, "end", stopped)
+            patch.setattr(Site, "_begin", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                begin(site, dp=None)
+        (mark,) = site.folder.glob("step_under_way-*")
+        then = time.time() - 100
+        os.utime(mark, (then, then))
+        site = Site(site.data, policy, site.folder)
+        assert len(site.audit.events(event="bad")) == number
+    assert "its policy allows" in begin(site, dp=None).head["reason"]
+    assert [event["seconds"] for event in site.audit.events(event="bad")][:2] == [40.0, 40.0]
+    assert not list(site.folder.glob("step_under_way-*"))

@@ -21,6 +21,7 @@ from atoll.engines.fleet import (
     LONGEST,
     NEVER,
     Failure,
+    NotFinite,
     Packet,
     Remote,
     SitesFailed,
@@ -123,7 +124,11 @@ def test_a_reply_that_cannot_be_read_fails_only_its_site() -> None:
 @pytest.mark.parametrize(
     ("trained", "error", "says"),
     [
-        ([2], SitesFailed, "site-2: the server's model is not finite after the replies of this"),
+        (
+            [2],
+            SitesFailed,
+            "site-2: the server's model is not finite after the replies of this",
+        ),
         ([0, 2], ServerDiverged, "is not finite after the replies of site-0, site-2"),
     ],
 )
@@ -163,7 +168,7 @@ def test_a_row_that_is_not_finite_fails_its_own_site_alone(asked: list[int]) -> 
     remote, keys = engine(fleet, []), fold(make_key(0), torch.arange(len(fleet.names)))
     play(remote, 0)
     fleet.heads.clear()
-    with pytest.raises(SitesFailed) as found:
+    with pytest.raises(NotFinite) as found:
         remote.run(METHOD.train, asked, rows_of([1], len(keys)), keys[asked], 0)
     assert list(found.value.failures) == ["site-1"]
     assert fleet.heads == []

@@ -127,3 +127,29 @@ class Shown:
 def test_every_field_of_numbers_is_compared() -> None:
     shown = Shown(torch.full((4,), 2e5), torch.tensor(5.0))
     assert lengths(shown, MODEL, 1e4) == {"x": (4e5, 1e4)}
+
+
+@dataclass
+class Mixed:
+    confidence: torch.Tensor
+
+
+@dataclass
+class Controlled:
+    control: torch.Tensor
+    steps: torch.Tensor
+    model: torch.Tensor
+
+
+def test_a_share_in_a_mixture_has_no_large_free_value() -> None:
+    norms = {str(i): lengths(Mixed(torch.tensor(v)), MODEL, 1e4)["confidence"]
+             for i, v in enumerate([3.0, 5.0, 4.0, 1e4])}  # fmt: skip
+    assert list(too_long(norms, 100.0, {})) == ["3"]
+
+
+def test_a_control_may_be_as_long_as_that_of_a_plausible_update() -> None:
+    received = Controlled(torch.zeros(4), torch.tensor(1), torch.full((4,), 2.0))
+    reply = Controlled(torch.full((4,), 30.0), torch.tensor(5), torch.ones(4))
+    # (norm of the model + 1) / (rate * steps), and at least the received control's norm + 1
+    assert lengths(reply, received, 1e4, 0.01)["control"] == (60.0, pytest.approx(100.0))
+    assert lengths(reply, received, 1e4, 10.0)["control"] == (60.0, 1.0)

@@ -257,6 +257,8 @@ class Method(ABC):
     not_averaging: ClassVar[str] = "it has no field `aggregate`"
     # Bytes that the server needs per client and node, with the node count of the largest client.
     bytes_per_node: ClassVar[int] = 0
+    # Fields that count repetitions. Their values change no shape of a message.
+    repeats: ClassVar[tuple[str, ...]] = ("epochs",)
 
     def __post_init__(self) -> None:
         """Check every hyper-parameter. A method with more checks calls this first."""

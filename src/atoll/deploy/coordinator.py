@@ -42,7 +42,7 @@ from atoll.deploy.agreement import (
     read_told,
 )
 from atoll.deploy.audit import Audit, Json
-from atoll.deploy.federated import FederatedExperiment, TooFew, no_history
+from atoll.deploy.federated import FederatedExperiment, Returns, TooFew, no_history
 from atoll.deploy.heads import check_name
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.engines import fleet as remote
@@ -173,6 +173,7 @@ def _coordinate(
     write_atomically(folder / "config.toml", config_text(config).encode())
     setup = time.perf_counter() - began
     seeds: list[SeedResult] = []
+    returns = Returns()
     for seed in settled.config.all_seeds:
         experiment = FederatedExperiment(
             with_privacy(settled.method, config.dp),
@@ -191,6 +192,7 @@ def _coordinate(
             audit=audit,
             encoder=folder / ENCODER,
             out=out,
+            returns=returns,
             activity=activity,
             earlier=tuple(seed.ledger for seed in seeds),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -55,6 +55,7 @@ class Diverged(AtollError):
         super().__init__(f"round {round}: {problem}; {cause}; {hint}")
 
 
+SUSPECTS = 20  # sites without which a round with bad numbers is tried again
 STEADY = 10  # complete rounds after which the failed returns of a site are forgotten
 SOON = 3  # failed returns of a site until it has to wait
 
@@ -98,6 +99,7 @@ class FederatedExperiment(Experiment):
     out: dict[str, remote.Failure]  # sites that do not take part now
     activity: ServerRun
     earlier: tuple[Ledger, ...]  # ledgers of the seeds before this one
+    returns: Returns  # of all seeds
 
     def begin(self) -> Run:
         return FederatedRun(self)
@@ -132,7 +134,7 @@ class FederatedRun(Run):
         engine = remote.Remote(*sites, run, wanted.order.deadline, wanted.audit.note)
         engine.update_limit = wanted.order.update_limit
         cohort = remote.Cohort(roster, engine, wanted.seed)
-        cohort.out = wanted.out
+        cohort.out = engine.out = wanted.out
         return cohort
 
     def no_history(self) -> History:
@@ -141,7 +143,6 @@ class FederatedRun(Run):
     def start_from(self, checkpoint: Path | None, fingerprint: str) -> None:
         """Let the sites build the method, and start or continue the run."""
         assert checkpoint is not None
-        self.returns = Returns()
         wanted, out = self.experiment, self.simulation.out
         earlier = checkpoint.parent.parent / "earlier"
         self.checkpoint, self.earlier = checkpoint, earlier / f"{wanted.seed}.atoll"
@@ -177,7 +178,8 @@ class FederatedRun(Run):
         if wanted.encoder.exists():
             head["encoder"] = json.loads(wanted.encoder.read_bytes())
         packets = dict.fromkeys(sites, remote.Packet(head, b""))
-        return wanted.fleet.map("begin", packets, wanted.order.join)[1]
+        longest = max(wanted.order.join, wanted.order.deadline)  # a begin also runs steps
+        return wanted.fleet.map("begin", packets, longest)[1]
 
     def start(self) -> None:
         """Create the server's first tree with the sites that answer."""
@@ -198,23 +200,51 @@ class FederatedRun(Run):
             write_atomically(self.earlier, self.checkpoint.read_bytes())
 
     def _whole(self, action: Callable[[], None], round: int) -> None:
-        """Repeat an action without the sites that fail in it, until it succeeds as a whole."""
+        """Repeat an action without the sites that fail in it, until it succeeds as a whole.
+
+        If the server's numbers are not finite, try without each site in turn. A site is excluded if
+        all numbers are finite without it.
+        """
+        out, suspects, suspect = self.simulation.out, None, ""
+        first: ServerDiverged | None = None
+        server, entries = self.server, len(self.ledger.entries)
         while True:
             self.simulation.engine.begin()
-            server, entries = self.server, len(self.ledger.entries)
+            self.server = server
+            del self.ledger.entries[entries:]
             try:
                 action()
             except remote.SitesFailed as error:
-                if error.failures.keys() <= self.simulation.out.keys():  # it would fail forever
+                if error.failures.keys() <= out.keys():  # it would fail forever
                     raise self._diverged(round, str(error)) from error
-                self.server = server
-                del self.ledger.entries[entries:]
                 self._leave_out(error.failures, round)
-                continue
             except ServerDiverged as error:
-                raise self._diverged(round, error.problem) from error
-            self._commit(round)
-            return
+                out.pop(suspect, None)
+                if suspects is None or first is None:
+                    first, suspects = error, self._suspects(error)
+                suspect = next(suspects, "")
+                bad = first.failures if isinstance(first, remote.NotFinite) else {}
+                if suspect:
+                    reason = "the server's numbers are finite only without its replies"
+                    out[suspect] = remote.Failure(remote.BAD, reason)
+                elif bad:
+                    self._leave_out(bad, round)
+                    suspects = None
+                else:
+                    raise self._diverged(round, first.problem) from first
+            else:
+                if suspect:
+                    self._leave_out({suspect: out[suspect]}, round)
+                self._commit(round)
+                return
+
+    def _suspects(self, error: ServerDiverged) -> Iterator[str]:
+        """Yield the sites without which a round can be tried, first those with bad numbers."""
+        there = [name for name in self.simulation.engine.names if name not in self.simulation.out]
+        bad = error.failures if isinstance(error, remote.NotFinite) else {}
+        there.sort(key=lambda name: name not in bad)
+        enough = len(there) > max(2, self.experiment.order.quorum)
+        return iter(there[:SUSPECTS] if enough else ())
 
     def _diverged(self, round: int, problem: str) -> Diverged:
         """Return the error, and mark the run: `--without` continues one round earlier."""
@@ -235,7 +265,7 @@ class FederatedRun(Run):
         wanted, out = self.experiment, self.simulation.out
         for site, why in failures.items():
             out[site] = why
-            self.returns.lost(site, round)
+            wanted.returns.lost(site, self._since_start(round))
             wanted.audit.note("left out", site=site, round=round, kind=why.kind, reason=why.reason)
         sites, kinds = len(self.simulation.federation), Counter(why.kind for why in out.values())
         spoilt = sum(why.kind == remote.DIVERGED or why.too_large for why in out.values())
@@ -250,15 +280,21 @@ class FederatedRun(Run):
 
     def _welcome_back(self) -> None:
         """Include lost sites that answer again, starting with this round."""
-        out, round, returns = self.simulation.out, self.history.rounds, self.returns
+        out, round, returns = self.simulation.out, self.history.rounds, self.experiment.returns
+        now = self._since_start(round)
         for site, why in list(out.items()):
-            waits = why.kind != remote.LOST or round < returns.next.get(site, 0)
+            waits = why.kind != remote.LOST or now < returns.next.get(site, 0)
             if waits or not self.experiment.fleet.back(site):
                 continue
-            returns.back(site, round)
+            returns.back(site, now)
             out |= self._begin_at([site])
             if out[site] is why:
                 del out[site]
                 self.experiment.audit.note("back", site=site, round=round)
             else:
-                returns.lost(site, round)
+                returns.lost(site, now)
+
+    def _since_start(self, round: int) -> int:
+        """Return the number of a round, counted over all seeds of the run."""
+        wanted = self.experiment
+        return (wanted.seed - wanted.config.seed) * wanted.rounds + round

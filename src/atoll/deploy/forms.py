@@ -30,7 +30,6 @@ from atoll.experiment.metrics import Evaluator
 from atoll.experiment.rounds import Experiment
 
 Axes = tuple[int | None, ...]  # sizes of a tensor's axes. None: the size depends on the clients
-REPEATED = ("epochs", "steps", "iterations", "exchanges")
 MOST = 100_000  # rounds in which a change of stage is looked for
 
 
@@ -153,13 +152,13 @@ def _small(leaf: Tensor) -> Tensor:
 
 
 def short(method: Method) -> Method:
-    """Return the method with at most one epoch, step or iteration: more of them change no form."""
+    """Return the method with at most one repetition (`Method.repeats`): more change no form."""
     changed: Json = {}
     for part in fields(method):
         value = getattr(method, part.name)
         if isinstance(value, Method):
             changed[part.name] = short(value)
-        elif type(value) is int and part.name.endswith(REPEATED):
+        elif type(value) is int and part.name in method.repeats:
             changed[part.name] = min(value, 1)
     try:
         return replace(method, **changed)

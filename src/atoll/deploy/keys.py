@@ -35,8 +35,10 @@ from atoll.deploy.kits import (
     org_of,
     write_about,
 )
+from atoll.deploy.lock import FolderLock
 
 ROOT = "root"  # in the coordinator's folder: the root's certificate, and its encrypted key
+BUSY = "another approval or removal is in progress; try again"
 MEMBERS = "members.json"  # next to the root's key: the names of approved and of removed sites
 PENDING = "pending"  # in a kit: a key that waits for its certificate
 DAYS = 360
@@ -182,29 +184,30 @@ def approve(
         raise ConfigError(f"'{asked.name}' asks for the certificate of the {asked.kind}; {hint}")
     desk = federation / "admin"
     about = about_kit(desk) if (desk / "kit.json").exists() else None  # it may be elsewhere
-    members = _members(federation, about)
-    if asked.kind == "site":
-        _check_asked(asked.name, root, members, renew=renew)
-    key = _decrypt((root / "rootCA.key").read_bytes(), passphrase)
-    signed = federation / "approved" / f"{asked.name}.signed.zip"
-    signed.parent.mkdir(mode=0o700, exist_ok=True)
-    with _secret_folder() as work:
-        copy = work / f"{asked.name}.request.zip"
-        shutil.copyfile(file, copy)
-        if read_request(copy).fingerprint != (fingerprint or asked.fingerprint):
-            raise ConfigError(f"'{file}' has changed since it was read; compare it again")
-        shutil.copytree(root, work / ROOT)
-        (work / ROOT / "rootCA.key").write_bytes(key)
-        shape = ["-c", str(work / ROOT), "--profile", str(work / ROOT / "profile.yaml")]
-        where = [*shape, "--out", str(signed.resolve())]
-        lasting = ["--valid-days", str(days), "--force"]
-        nvflare(work, "cert", "approve", str(copy), *where, *lasting)
-    if asked.kind == "site":
-        members.sites = sorted({*members.sites, asked.name})
-    members.write(root / MEMBERS)
-    if about and asked.kind == "site" and asked.name not in about["sites"]:
-        about["sites"].append(asked.name)
-        write_about(desk, about)
+    with FolderLock(federation, BUSY):  # until the names are written
+        members = _members(federation, about)
+        if asked.kind == "site":
+            _check_asked(asked.name, root, members, renew=renew)
+        key = _decrypt((root / "rootCA.key").read_bytes(), passphrase)
+        signed = federation / "approved" / f"{asked.name}.signed.zip"
+        signed.parent.mkdir(mode=0o700, exist_ok=True)
+        with _secret_folder() as work:
+            copy = work / f"{asked.name}.request.zip"
+            shutil.copyfile(file, copy)
+            if read_request(copy).fingerprint != (fingerprint or asked.fingerprint):
+                raise ConfigError(f"'{file}' has changed since it was read; compare it again")
+            shutil.copytree(root, work / ROOT)
+            (work / ROOT / "rootCA.key").write_bytes(key)
+            shape = ["-c", str(work / ROOT), "--profile", str(work / ROOT / "profile.yaml")]
+            where = [*shape, "--out", str(signed.resolve())]
+            lasting = ["--valid-days", str(days), "--force"]
+            nvflare(work, "cert", "approve", str(copy), *where, *lasting)
+        if asked.kind == "site":
+            members.sites = sorted({*members.sites, asked.name})
+        members.write(root / MEMBERS)
+        if about and asked.kind == "site" and asked.name not in about["sites"]:
+            about["sites"].append(asked.name)
+            write_about(desk, about)
     return signed
 
 
@@ -221,8 +224,9 @@ class Members:
         try:
             found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
             members = cls(**found)
-            if any(type(name) is not str for name in (*members.sites, *members.removed)):
-                raise TypeError("a name is no text")
+            for names in (members.sites, members.removed):
+                if type(names) is not list or any(type(name) is not str for name in names):
+                    raise TypeError("a name is no text")
         except (OSError, ValueError, TypeError) as error:
             hint = "restore it from a backup"
             raise ConfigError(f"'{file}' cannot be read ({error}); {hint}") from None
@@ -250,21 +254,24 @@ def _check_asked(name: str, root: Path, members: Members, *, renew: bool) -> Non
         check_site_name(name, str(host))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"'{file}' cannot be read ({error}); restore it from a backup") from None
-    if name in members.removed:
+    # Some disks and people do not distinguish upper and lower case.
+    same = [one for one in members.sites if one.casefold() == name.casefold()]
+    if name.casefold() in map(str.casefold, members.removed):
         hint = "its old key would count again; the site needs another name"
         raise ConfigError(f"'{name}' was removed from the federation; {hint}")
-    if name in members.sites and not renew:
+    if same and not (renew and same == [name]):
         hint = "if the member itself asks for a new key, approve it with --renew"
-        raise ConfigError(f"'{name}' is already a member of the federation; {hint}")
+        raise ConfigError(f"'{same[0]}' is already a member of the federation; {hint}")
 
 
 def note_removed(federation: Path, name: str) -> bool:
     """Note a removed name next to the root's key. Return whether the root is there."""
     if not (federation / ROOT).is_dir():
         return False
-    members = _members(federation, None)
-    members.removed = sorted({*members.removed, name})
-    members.write(federation / ROOT / MEMBERS)
+    with FolderLock(federation, BUSY):
+        members = _members(federation, None)
+        members.removed = sorted({*members.removed, name})
+        members.write(federation / ROOT / MEMBERS)
     return True
 
 

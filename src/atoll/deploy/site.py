@@ -11,6 +11,8 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
-from atoll.deploy.work import BEFORE, OTHERS, SENT, Work
+from atoll.deploy.work import BEFORE, OTHERS, SENT, UNDER_WAY, Work
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
@@ -134,9 +136,8 @@ class Site:
         try:
             if not isinstance(what, str) or what not in known:
                 raise WireError(f"'{short(what)}' is nothing that a site does")
-            if what in OTHERS:
-                self._check_work(packet)
-            return known[what](packet)
+            with self._counted(packet) if what in OTHERS else nullcontext():
+                return known[what](packet)
         except tuple(FAILURES) as error:
             kind = next(FAILURES[known] for known in FAILURES if isinstance(error, known))
             reason = str(error)
@@ -160,10 +161,21 @@ class Site:
         audit.note(kind, reason=reason, **more, **step)
         return Packet({"failure": kind, "reason": reason}, b"")
 
-    def _check_work(self, packet: Packet) -> None:
-        """Refuse a packet that is not a step if no time is left for the round `BEFORE`."""
-        work = Work(self.audit, str(packet.head.get("run")), self.folder, self.policy.seconds)
+    @contextmanager
+    def _counted(self, packet: Packet) -> Iterator[None]:
+        """Refuse a packet that is not a step if no time is left for the round `BEFORE`.
+
+        Until the end of the block a file names the packet, so that it counts if the process ends.
+        """
+        run = str(packet.head.get("run"))
+        mark = f"{UNDER_WAY}-{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:32]}"
+        work = Work(self.audit, str(short(run)), self.folder, self.policy.seconds, mark)
         self.policy.check_work(0, work.seconds[BEFORE])
+        work.begin(BEFORE)
+        try:
+            yield
+        finally:
+            work.end(BEFORE, 0.0)
 
     def cost(self) -> Json:
         """Return the work of a packet that is not a step, for the audit log."""
@@ -371,11 +383,10 @@ class Job:
             self.forms.check(step, "reply", reply)
         if not kept:  # a kept reply is the same for every site
             policy.check_reply(step, {name.split(".")[0] for name, _ in named_leaves(reply)})
-        if self._diverged(step, reply, state, noise):
-            if noise is None and not kept:
-                hint = "lower the learning rate or check the features"
-                raise Diverged(f"training diverged (the loss is nan); {hint}")
-            self.site.audit.note("diverged", run=self.run, step=step.name, round=round)
+        diverged = self._diverged(step, reply, state, noise)
+        if diverged and noise is None and not kept:
+            hint = "lower the learning rate or check the features"
+            raise Diverged(f"training diverged (the loss is nan); {hint}")
         if kept:
             reply = self._keep(reply, round)
         answer = encode(reply)
@@ -385,6 +396,9 @@ class Job:
                 self.site.account, audit.unseen = Account(audit), False
                 self.sent = self.site.account.sent(self.run)
             charged = self._charge(noise) | ({"kept": True} if kept else {})
+            if noise is not None or kept:
+                # Of equal length: the server could notice a longer log by the limit of the disk.
+                charged["diverged"] = int(diverged)
             if isinstance(reply, Scores) and not kept:
                 charged["scores"] = [n for n in TOLD if getattr(step.owner, f"with_{n}", True)]
             policy.check_bytes(len(answer), self.sent)
@@ -463,7 +477,8 @@ class Job:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
             rows = zip(ROLES, accuracy, scores.loss.tolist(), strict=True)
             for part, right, loss in rows if file.tell() < SCORES else ():
-                table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
+                # Of equal length, as every line that the limit of the disk counts.
+                table.writerow([round, which, part, f"{right:8.6f}", f"{loss:12.5e}"])
         bins = toward(scores, self.positive).bins
         if which == "deployed" and self.rule is not None and bins is not None:
             counts = bins[ROLES.index("val")].numpy()

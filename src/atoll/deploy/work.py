@@ -2,8 +2,9 @@
 
 The seconds of packets that are not steps (`OTHERS`) count for the round before the first one.
 
-The audit log has an entry for every answer. A file in the run's folder names the round of a running
-step. Without this file, a server could stop the job in each step, and no log entry would count it.
+The audit log has an entry for every answer. A file names the round of a running step, or `BEFORE`
+for a running packet of `OTHERS`. Without this file, a server could stop the job during each of
+them, and no log entry would count it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ OTHERS = ("hello", "begin", "deliver", "delivered", "kept")
 class Work:
     """Counts from the audit log. An interrupted step counts for at most `longest` seconds."""
 
-    def __init__(self, audit: Audit, run: str, folder: Path, longest: float) -> None:
+    def __init__(
+        self, audit: Audit, run: str, folder: Path, longest: float, mark: str = UNDER_WAY
+    ) -> None:
         self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
-        self.mark = folder / UNDER_WAY
+        self.mark = folder / mark
         if self.mark.exists():
             self._note(audit, run, longest)
         with audit.readable():

@@ -101,6 +101,16 @@ class Fleet(Protocol):
     def back(self, site: str) -> bool: ...  # whether a lost site answers again
 
 
+class NotFinite(ServerDiverged):
+    """The server's numbers are not finite, for all sites or only for the rows of `failures`."""
+
+    def __init__(
+        self, round: int, problem: str, failures: Mapping[str, Failure] | None = None
+    ) -> None:
+        super().__init__(round, problem)
+        self.failures = failures or {}
+
+
 class SitesFailed(AtollError):
     """At least one site gave no usable reply."""
 
@@ -200,6 +210,7 @@ class Remote:
         self.attempt = ""
         self.lengths: dict[tuple[str, str], dict[str, float]] = {}  # last ones by step and field
         self.heard: list[str] = []  # sites that replied to this attempt's last step
+        self.out: Mapping[str, Failure] = {}  # sites that do not take part now
 
     def begin(self) -> None:
         """Begin a new attempt at a round. States of an unfinished attempt become invalid."""
@@ -231,13 +242,20 @@ class Remote:
         received = {site: message.for_one(self.names.index(site)) for site in replies}
         arrived = self._read(replies, received, step, template, failures)
         usual = usual_size(self.sites.values())
-        norms = {site: lengths(reply, received[site], usual) for site, reply in arrived.items()}
+        rate = getattr(getattr(step.owner, "optimizer", None), "lr", 1.0)
+        norms = {
+            site: lengths(reply, received[site], usual, rate) for site, reply in arrived.items()
+        }
         failures |= self._too_long(step.name, norms)
         sent = {site: len(packet.body) for site, packet in packets.items()}
         answers = {site: len(packet.body) for site, packet in replies.items()}
         sizes = {site: (size, answers.get(site, 0)) for site, size in sent.items()}
-        known = {site: both["model"][0] for site, both in norms.items() if "model" in both}
-        more = {"norms": {s: float(f"{n:.4g}") for s, n in known.items()}} if known else {}
+        parts = sorted({part for own in norms.values() for part in own})
+        known = {
+            part: {s: float(f"{own[part][0]:.4g}") for s, own in norms.items() if part in own}
+            for part in parts
+        }
+        more = {"norms": known} if known else {}
         self.note("step", step=step.name, round=round, bytes=sizes, **more)
         if failures:
             raise SitesFailed(failures)
@@ -261,21 +279,23 @@ class Remote:
     def _check_message(self, message: Message, positions: Sequence[int], round: int) -> None:
         """Raise an error if a message is not finite: a site would refuse it, and be blamed.
 
-        If any row of a `ToEach` message is finite, the sites of the bad rows have failed. Else, if
-        only one site replied to the last step, it has failed. Else the server has diverged.
+        If only one site replied to the last step, it has failed. Else the server has diverged, or
+        only some rows of a `ToEach` message are bad.
         """
         asked = positions[:1] if isinstance(message, ToAll) else positions
         bad = [i for i in asked if not all_finite(message.for_one(i))]
         if not bad:
             return
         problem = "the server's model is not finite after the replies of"
-        others = range(0 if isinstance(message, ToAll) else len(self.names))
-        if any(all_finite(message.for_one(i)) for i in others):
-            why = Failure(BAD, "the server's model for this site alone is not finite")
-            raise SitesFailed({self.names[i]: why for i in bad})
-        if len(self.heard) == 1:
+        rows = () if isinstance(message, ToAll) else enumerate(self.names)
+        there = [i for i, name in rows if name not in self.out]
+        some = any(all_finite(message.for_one(i)) for i in there)
+        if len(self.heard) == 1 and not some:
             raise SitesFailed({self.heard[0]: Failure(BAD, f"{problem} this site alone")})
-        raise ServerDiverged(round, f"{problem} {', '.join(self.heard) or 'an earlier round'}")
+        why = Failure(BAD, "the server's model for this site alone is not finite")
+        failures = {self.names[i]: why for i in bad} if some else {}
+        heard = ", ".join(self.heard) or "an earlier round"
+        raise NotFinite(round, f"{problem} {heard}", failures)
 
     def _read(
         self,

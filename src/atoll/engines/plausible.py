@@ -17,8 +17,10 @@ the site declared, and from training that resembles the other sites':
 - A loss is cut to `LARGEST` (`tamed`), because in a deep network it grows faster than the weights.
 - The norm of an update (trained minus received model) is at most `limit` times the median norm of
   the other sites' updates, or the received model's norm plus 1. SCAFFOLD's `control` has a norm of
-  at most `limit` times the median, or the received control's norm plus 1. Any other float field has
-  a norm of at most `limit` times the median, or `PER_NODE` times the median of declared nodes.
+  at most `limit` times the median, or the received control's norm plus 1, or the control of an
+  update that long. A share in a mixture (`SHARES`) is at most `limit` times the median, or 1. Any
+  other float field has a norm of at most `limit` times the median, or `PER_NODE` times the median
+  of declared nodes.
   If only one site takes part in a step, it is compared with the last replies of at least three
   other sites to that step, with the square of `limit`.
 """
@@ -41,6 +43,8 @@ COUNTS = ("weight", "size", "mass", "nodes", "right", "total")
 """Fields of replies that count nodes or graphs of a client, or that are 1 instead of a count."""
 WEIGHTS = ("weight", "size")
 """Fields by whose sum a mean over clients divides."""
+SHARES = ("confidence", "phi")
+"""Fields that weight a client's model or class in a mixture, and that count no nodes."""
 LARGEST, PER_NODE = 1e6, 1e4  # largest plausible number, and largest sum per node
 UPDATE_LIMIT = 100.0  # largest norm of an update, in medians of the other sites' norms
 FEWEST = 3  # other sites whose earlier replies are needed to judge the only site of a step
@@ -120,11 +124,13 @@ def widest(received: Tree) -> float:
     return max([1.0, *(float(leaf.abs().max()) for leaf in floats)])
 
 
-def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float, float]]:
+def lengths(
+    reply: Tree, received: Tree, usual: float, rate: float = 1.0
+) -> dict[str, tuple[float, float]]:
     """Return a pair for each float field except counts: its norm, and an always plausible norm.
 
-    The norm of `model` is the norm of its update. `usual` is the plausible norm of most fields.
-    Scores have no norm, because they harm no other site.
+    The norm of `model` is the norm of its update. `usual` is the plausible norm of most fields, and
+    `rate` the learning rate. Scores have no norm, because they harm no other site.
     """
     if isinstance(reply, Scores) or not is_dataclass(reply):
         return {}
@@ -134,10 +140,13 @@ def lengths(reply: Tree, received: Tree, usual: float) -> dict[str, tuple[float,
         floats = [leaf for leaf in leaves(value) if leaf.is_floating_point()]
         if not floats or part.name in (*COUNTS, "steps"):
             continue
-        found[part.name] = (float(norm(floats)), usual)
-        if part.name == "control":  # SCAFFOLD's: the server adds it to every client's gradients
+        found[part.name] = (float(norm(floats)), 1.0 if part.name in SHARES else usual)
+        if part.name == "control":  # SCAFFOLD's: clients add it to their gradients
             start = getattr(received, "control", None)
-            found["control"] = (float(norm(floats)), float(norm(start)) + 1 if leaves(start) else 1)
+            free = float(norm(start)) + 1 if leaves(start) else 1.0
+            steps = float(getattr(reply, "steps", torch.ones(())).max())
+            long = (float(norm(getattr(received, "model", ()))) + 1) / (rate * max(steps, 1.0))
+            found["control"] = (float(norm(floats)), max(free, long))
         if part.name == "model":
             start = getattr(received, "model", received)
             same = _form(start) == _form(value)

@@ -147,6 +147,7 @@ class AdaFGL(Training):
         "Heterogeneity, ICDE 2024"
     )
     deployed = "personalised"
+    repeats = ("epochs", "personal_epochs")
     presets: ClassVar[Presets] = {
         # The authors' code for 300 rounds, except for its selection of epochs.
         "reference": {**STEPS["reference"], "keep": "best", "switch": "hard", **FAULTS, **CHEBNET},
@@ -175,8 +176,9 @@ class AdaFGL(Training):
     def round(self, server: Server, clients: Clients) -> Server:
         if clients.round < self.federated_rounds:
             return self._federated(server, clients)
-        # If all clients take part, no lookup is needed and the device does not wait.
-        if len(clients) == clients.total:
+        # If all clients take part in a simulation, no lookup is needed and the GPU does not wait.
+        # A real site may be lost in the first of these rounds and return later.
+        if len(clients) == clients.total and server.ready.is_cuda:
             known = clients.round > self.federated_rounds
         else:
             known = bool(server.ready[clients.positions].all())

@@ -182,6 +182,7 @@ class FedSagePlus(Averaging):
     nets = ("sage",)
     made_for = (GraphSAGE, "fedsage+ trains a GraphSAGE")
     presets: ClassVar[Presets] = {"paper": {"narrow": 256, "wide": 2048}}
+    repeats = ("epochs", "generator_epochs", "exchanges")
 
     @property
     def neighgen(self) -> parts.NeighGen:

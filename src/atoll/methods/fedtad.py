@@ -125,6 +125,7 @@ class FedTAD(Wrapper, Averaging):
         "its clients also send how reliable each of their classes is, and the server "
         "distils from each of their models"
     )
+    repeats = ("epochs", "iterations", "generator_steps", "distil_steps")
     presets = preset_table(
         *("reliability", "discrepancy", "diversity", "reduce", "neighbours_by"),
         *("lam_sem", "lam_div", "server_dropout"),

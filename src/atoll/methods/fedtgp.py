@@ -81,6 +81,7 @@ class FedTGP(PrototypeTraining):
         "Contrastive Learning for Data and Model Heterogeneity in Federated Learning, AAAI 2024"
     )
     not_averaging = "its clients send class prototypes, and the server trains its own"
+    repeats = ("epochs", "server_epochs")
     presets = preset_table(
         *("margin", "pull", "lam", "inference", "optimizer_state"),
         *("server_epochs", "server_optimizer", "compat"),

@@ -108,11 +108,17 @@ def log_normal(x: Tensor) -> Tensor:
     return -0.5 * (math.log(2 * math.pi) + x**2)
 
 
+def _bounded(log_variance: Tensor) -> Tensor:
+    """Limit values that no training reaches, so that no client makes other clients' numbers NaN."""
+    return log_variance.clamp(-40.0, 40.0)
+
+
 def js_of_moments(mean: Tensor, log_variance: Tensor) -> Tensor:
     """Return FedIIH's surrogate for the Jensen-Shannon divergences of M Gaussians, (M, M).
 
     As in its public code, a Gaussian with the mean moments of a pair replaces the mixture.
     """
+    log_variance = _bounded(log_variance)
     variance = torch.exp(log_variance)
     middle = (mean.unsqueeze(1) + mean) / 2
     spread_out = torch.log((variance.unsqueeze(1) + variance) / 2)
@@ -127,7 +133,7 @@ def js_by_sampling(mean: Tensor, log_variance: Tensor, key: Tensor, samples: int
     the same samples and their mirror images. To reduce the variance, the linear part of the
     softplus around the expected log ratio is subtracted, whose expectation is zero.
     """
-    mean, log_variance = mean.double(), log_variance.double()
+    mean, log_variance = mean.double(), _bounded(log_variance.double())
     drawn = normal(key, ((samples + 1) // 2, mean.shape[-1]), mean.dtype)
     deviation = torch.exp(0.5 * log_variance)
     points = mean.unsqueeze(1) + deviation.unsqueeze(1) * torch.cat([drawn, -drawn])
