@@ -224,3 +224,14 @@ def test_a_field_that_only_looks_like_a_repetition_keeps_its_value(tmp_path):
     assert short(method).steps == method.steps > 1
     answer = ask(site, method.net.init(make_key(0)))
     assert answer.head == {}
+
+
+def test_the_seeds_of_a_run_are_played_once(tmp_path, monkeypatch):
+    site, made = make_site(tmp_path, Policy()), []
+    of = Forms.of
+    monkeypatch.setattr(Forms, "of", lambda *given: made.append(given) or of(*given))
+    for run, options in (("r-0", {}), ("r-1", {}), ("q-0", {"set": {"hidden": 5}})):
+        config = config_text(make_config(rounds=2, seeds=2, **options))
+        packet = Packet({"do": "begin", "run": run, "config": config}, b"")
+        assert site.answer(packet).head == {}
+    assert len(made) == 2

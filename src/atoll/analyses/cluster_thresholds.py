@@ -9,9 +9,8 @@ sets them "through offline training for about 50 rounds" and gives no details. H
 - ε1 is the 10th percentile of the mean update's norm in the second half of the rounds: "as small as
   possible", as the paper requires, but within reach.
 - ε2 is 1 % below the norm of the largest update: its median in those rounds, or its minimum over
-  those of them with a mean update below ε1, whichever is smaller. With a lower value, a cluster
-  splits until every client has its own cluster. Only validation scores can show whether splits
-  help.
+  those of them with a mean update below ε1, whichever is smaller. With a lower value, clusters
+  split until each has one or two clients. Only validation scores can show whether splits help.
 """
 
 from __future__ import annotations

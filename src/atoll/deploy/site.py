@@ -50,7 +50,7 @@ from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
-from atoll.deploy.work import BEFORE, OTHERS, SENT, UNDER_WAY, Work
+from atoll.deploy.work import BEFORE, OTHERS, SENT, Work, mark_of
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
@@ -125,6 +125,7 @@ class Site:
         # Whether errors must not name their type, because it may depend on the owner's data.
         self.private = policy.noise is not None or policy.epsilon is not None
         self.lock: FolderLock | None = None
+        self.played: tuple[object, Forms] | None = None  # forms, and what determines them
 
     def answer(self, packet: Packet) -> Packet:
         """Return the reply. A failure becomes a reply that reports it, and the site stays up."""
@@ -163,13 +164,9 @@ class Site:
 
     @contextmanager
     def _counted(self, packet: Packet) -> Iterator[None]:
-        """Refuse a packet that is not a step if no time is left for the round `BEFORE`.
-
-        Until the end of the block a file names the packet, so that it counts if the process ends.
-        """
-        run = str(packet.head.get("run"))
-        mark = f"{UNDER_WAY}-{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:32]}"
-        work = Work(self.audit, str(short(run)), self.folder, self.policy.seconds, mark)
+        """Refuse a packet that is not a step if no time is left for the round `BEFORE`."""
+        run, longest = str(packet.head.get("run")), self.policy.seconds
+        work = Work(self.audit, str(short(run)), self.folder, longest, mark_of(run))
         self.policy.check_work(0, work.seconds[BEFORE])
         work.begin(BEFORE)
         try:
@@ -313,7 +310,7 @@ class Site:
 
 
 class Job:
-    """One run at one site."""
+    """The site's side of one seed of a run. It is not FLARE's job."""
 
     def __init__(
         self, run: str, method: Method, config: RunConfig, site: Site, data: SiteData
@@ -322,7 +319,10 @@ class Job:
         self.owners = owners(method)
         views, batching = dict(method.views), batching_of(config.batch_size or 0)
         like, rounds = Federation((data.graph,), data.classes), config.rounds or 1
-        self.forms = Forms.of(method, like, rounds, config.fraction, batching)
+        known = config, data.graph.num_features, data.classes
+        if site.played is None or site.played[0] != known:  # the next seeds have the same forms
+            site.played = known, Forms.of(method, like, rounds, config.fraction, batching)
+        self.forms = site.played[1]
         graph = with_loss(data.graph, data.classes, config.class_weights, config.loss)
         (self.graph,) = prepared([graph], views, site.device, batching=batching)
         self.states = States(site.folder / "runs" / run)

@@ -9,6 +9,7 @@ them, and no log entry would count it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections import Counter, defaultdict
@@ -22,6 +23,11 @@ UNDER_WAY = "step_under_way"
 BEFORE = -1  # the round before the first one
 OTHERS = ("hello", "begin", "deliver", "delivered", "kept")
 """Packets that are not steps, and their events in the audit log."""
+
+
+def mark_of(run: str) -> str:
+    """Return the name of the file that names a running packet of `OTHERS`."""
+    return f"{UNDER_WAY}-{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:32]}"
 
 
 class Work:

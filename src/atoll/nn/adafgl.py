@@ -440,9 +440,9 @@ def propagate_labels(adjacency: Matrix, labels: Tensor, seeds: Tensor, steps: in
 
 
 def accuracy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Return the share of masked nodes whose class has the highest score, or one without nodes.
+    """Return the share of the nodes in `mask` whose true class has the highest score.
 
-    A tie counts as a fraction.
+    If k classes tie and the true class is one of them, the node counts 1/k. Without nodes, it is 1.
     """
     best = (scores >= scores.amax(-1, keepdim=True) - 1e-6).to(scores.dtype)
     right = (best * labels).sum(-1) / best.sum(-1)

@@ -263,7 +263,10 @@ class _OnSegments(Function):
 
 
 class _Narrow(_KeepsInputs):
-    """A dense product with few columns, multiplied from the left. Results are contiguous."""
+    """matrix @ dense for a `dense` with few columns (`NARROW`), as the transpose of denseᵀ matrixᵀ.
+
+    The output is contiguous.
+    """
 
     @staticmethod
     def forward(matrix: Tensor, dense: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def first(mask: pa.ChunkedArray | np.ndarray) -> int:
 
 
 def first_text(column: pa.ChunkedArray) -> int:
-    """Return the first row whose text is not a number, or 0 if the column contains no text."""
+    """Return the first row whose text is not a number, or 0 if there is none."""
     if not is_text(column.type):
         return 0
     return first(pc.invert(pc.match_substring_regex(column, NUMBER)))

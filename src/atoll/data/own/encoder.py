@@ -314,7 +314,7 @@ def fit(
 
 
 def _rare(feature: Feature, column: Column, least: int) -> Feature:
-    """Mark category values in fewer than `least` rows as rare. They need a column for others."""
+    """Mark category values in fewer than `least` rows as rare. The rule must have an `other`."""
     if agree.needs(feature) != "values" or least <= 1:
         return feature
     texts = convert.cleaned(column, feature.rule).values.cast(pa.large_string())

@@ -347,7 +347,7 @@ class Search:
         )
 
     def importance(self) -> dict[str, float]:
-        """Return the share of each hyper-parameter in the variance of scores, if it is known."""
+        """Return the share of each hyper-parameter in the variance of scores, or {} if unknown."""
         import optuna
 
         complete = [t for t in self.frozen if t.state == optuna.trial.TrialState.COMPLETE]
