@@ -565,38 +565,17 @@ def test_a_disclosed_field_of_another_shape_is_refused(
     assert [e["site"] for e in events(room) if e["event"] == "left out"] == ["site-1"]
 
 
-@pytest.mark.parametrize("bounded", [True, False])
-def test_a_site_whose_reply_makes_all_numbers_nan_is_found(bounded, make_room, monkeypatch):
-    """FedIIH compares all sites, so one of them can spoil the server's numbers for each of them."""
-    if not bounded:
-        monkeypatch.setattr(vgae, "_bounded", lambda log_variance: log_variance)
+def test_a_site_that_sends_an_extreme_variance_spoils_no_other_model(make_room):
+    """FedIIH compares all sites, so one of them could make the server's numbers NaN for all."""
     room = make_room(small_federation())
     lie = body(lambda reply: replace(reply, log_variance=torch.full_like(reply.mean, 1000.0)))
     order = room.order("fediih", rounds=ROUNDS, set={**SMALL, "js": "monte-carlo"})
     result = room.run(order, room.fleet(tell("train", lie)))
     assert result.seeds[0].history.rounds == ROUNDS
-    left = [(e["site"], e["reason"]) for e in events(room) if e["event"] == "left out"]
-    finite = "the server's numbers are finite only without its replies"
-    assert left == ([] if bounded else [(LIAR, finite)])
+    assert not [e for e in events(room) if e["event"] == "left out"]
     norms = [e["norms"] for e in events(room) if e.get("round") == 1 and e.get("step") == "train"]
     assert norms[0]["log_variance"][LIAR] > 1000
     assert norms[0]["log_variance"]["site-1"] < 10
-
-
-def test_numbers_that_are_nan_without_any_single_site_end_the_run(make_room, monkeypatch):
-    monkeypatch.setattr(vgae, "_bounded", lambda log_variance: log_variance)
-    room = make_room(small_federation())
-
-    def lie(site, question, answer):
-        two = site in (LIAR, "site-1") and question.head.get("step") == "train"
-        return body(
-            lambda reply: replace(reply, log_variance=torch.full_like(reply.mean, 1000.0))
-        )(question, answer) if two else answer  # fmt: skip
-
-    order = room.order("fediih", rounds=ROUNDS, set={**SMALL, "js": "monte-carlo"})
-    with pytest.raises(Diverged, match="not finite after the replies of"):
-        room.run(order, room.fleet(lie))
-    assert not [e for e in events(room) if e["event"] == "left out"]
 
 
 def test_adafgl_gets_back_a_site_that_was_lost_when_the_second_step_began(make_room):

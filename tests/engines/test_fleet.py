@@ -21,7 +21,6 @@ from atoll.engines.fleet import (
     LONGEST,
     NEVER,
     Failure,
-    NotFinite,
     Packet,
     Remote,
     SitesFailed,
@@ -168,10 +167,20 @@ def test_a_row_that_is_not_finite_fails_its_own_site_alone(asked: list[int]) -> 
     remote, keys = engine(fleet, []), fold(make_key(0), torch.arange(len(fleet.names)))
     play(remote, 0)
     fleet.heads.clear()
-    with pytest.raises(NotFinite) as found:
+    with pytest.raises(SitesFailed) as found:
         remote.run(METHOD.train, asked, rows_of([1], len(keys)), keys[asked], 0)
     assert list(found.value.failures) == ["site-1"]
     assert fleet.heads == []
+
+
+def test_the_row_of_a_site_that_is_out_shows_nothing() -> None:
+    fleet = Local()
+    remote, keys = engine(fleet, []), fold(make_key(0), torch.arange(len(fleet.names)))
+    play(remote, 0)
+    remote.out = {"site-0": Failure("lost", "")}
+    others = list(range(1, len(keys)))
+    with pytest.raises(ServerDiverged, match="after the replies of"):
+        remote.run(METHOD.train, others, rows_of(others, len(keys)), keys[others], 0)
 
 
 def test_states_continue_in_another_engine() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from atoll.core.aggregate import Update
 from atoll.core.errors import WireError
+from atoll.core.optim import SGD
 from atoll.core.task import Scores
 from atoll.engines.plausible import (
     LARGEST,
     Declared,
     check_values,
     lengths,
+    reach_of,
     too_long,
     usual_size,
     widest,
@@ -141,15 +144,24 @@ class Controlled:
     model: torch.Tensor
 
 
-def test_a_share_in_a_mixture_has_no_large_free_value() -> None:
-    norms = {str(i): lengths(Mixed(torch.tensor(v)), MODEL, 1e4)["confidence"]
-             for i, v in enumerate([3.0, 5.0, 4.0, 1e4])}  # fmt: skip
-    assert list(too_long(norms, 100.0, {})) == ["3"]
+def test_a_share_in_a_mixture_is_compared_by_node() -> None:
+    sent = {"small": (45.0, 20), "middle": (400.0, 150), "large": (3e4, 20_000), "liar": (1e4, 20)}
+    norms = {
+        site: lengths(Mixed(torch.tensor(value)), MODEL, 1e4, 1.0, nodes)["confidence"]
+        for site, (value, nodes) in sent.items()
+    }
+    assert list(too_long(norms, 100.0, {})) == ["liar"]
 
 
 def test_a_control_may_be_as_long_as_that_of_a_plausible_update() -> None:
     received = Controlled(torch.zeros(4), torch.tensor(1), torch.full((4,), 2.0))
     reply = Controlled(torch.full((4,), 30.0), torch.tensor(5), torch.ones(4))
-    # (norm of the model + 1) / (rate * steps), and at least the received control's norm + 1
-    assert lengths(reply, received, 1e4, 0.01)["control"] == (60.0, pytest.approx(100.0))
-    assert lengths(reply, received, 1e4, 10.0)["control"] == (60.0, 1.0)
+    # (norm of the model + 1) / reach, and at least the received control's norm + 1
+    assert lengths(reply, received, 1e4, 0.05)["control"] == (60.0, pytest.approx(100.0))
+    assert lengths(reply, received, 1e4, 50.0)["control"] == (60.0, 1.0)
+
+
+def test_no_single_site_decides_how_far_a_gradient_reaches() -> None:
+    replies = [Controlled(torch.zeros(1), torch.tensor(n), torch.zeros(1)) for n in (5, 6, 1)]
+    assert reach_of(SimpleNamespace(optimizer=SGD(lr=0.1)), replies) == pytest.approx(0.5)
+    assert reach_of(object(), []) == 1.0

@@ -72,7 +72,7 @@ def test_a_wire_line_of_several_lines_is_whole():
     net = atoll.nn.GCN(3, 2)
     wire = wire_of(atoll.methods.METHODS["fedproto"](net))
     assert wire.startswith("down: prototypes, which of them are known, the key of the common init")
-    assert wire.endswith("the model in both directions, and num_nodes up.")
+    assert wire.endswith("With compat also num_nodes up.")
 
 
 def test_a_fingerprint_follows_features_edges_labels_and_roles():

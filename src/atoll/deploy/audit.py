@@ -19,6 +19,7 @@ from typing import Any
 from atoll.core.errors import ConfigError, DataError
 
 RESTORE = "restore it from a backup"
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, ConfigError)
 Json = dict[str, Any]  # a JSON object, from a file or a packet; its readers check it
 
 
@@ -85,7 +86,7 @@ class Audit:
         """Name the log in the error if a reader finds a missing value or a wrong type."""
         try:
             yield
-        except (LookupError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        except UNUSABLE as error:
             why = f"has a value that cannot be read ({type(error).__name__})"
             raise DataError(f"audit log {self.path} {why}; {RESTORE}") from error
 

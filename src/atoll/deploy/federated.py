@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -55,7 +55,6 @@ class Diverged(AtollError):
         super().__init__(f"round {round}: {problem}; {cause}; {hint}")
 
 
-SUSPECTS = 20  # sites without which a round with bad numbers is tried again
 STEADY = 10  # complete rounds after which the failed returns of a site are forgotten
 SOON = 3  # failed returns of a site until it has to wait
 
@@ -200,13 +199,7 @@ class FederatedRun(Run):
             write_atomically(self.earlier, self.checkpoint.read_bytes())
 
     def _whole(self, action: Callable[[], None], round: int) -> None:
-        """Repeat an action without the sites that fail in it, until it succeeds as a whole.
-
-        If the server's numbers are not finite, try without each site in turn. A site is excluded if
-        all numbers are finite without it.
-        """
-        out, suspects, suspect = self.simulation.out, None, ""
-        first: ServerDiverged | None = None
+        """Repeat an action without the sites that fail in it, until it succeeds as a whole."""
         server, entries = self.server, len(self.ledger.entries)
         while True:
             self.simulation.engine.begin()
@@ -215,36 +208,14 @@ class FederatedRun(Run):
             try:
                 action()
             except remote.SitesFailed as error:
-                if error.failures.keys() <= out.keys():  # it would fail forever
+                if error.failures.keys() <= self.simulation.out.keys():  # it would fail forever
                     raise self._diverged(round, str(error)) from error
                 self._leave_out(error.failures, round)
             except ServerDiverged as error:
-                out.pop(suspect, None)
-                if suspects is None or first is None:
-                    first, suspects = error, self._suspects(error)
-                suspect = next(suspects, "")
-                bad = first.failures if isinstance(first, remote.NotFinite) else {}
-                if suspect:
-                    reason = "the server's numbers are finite only without its replies"
-                    out[suspect] = remote.Failure(remote.BAD, reason)
-                elif bad:
-                    self._leave_out(bad, round)
-                    suspects = None
-                else:
-                    raise self._diverged(round, first.problem) from first
+                raise self._diverged(round, error.problem) from error
             else:
-                if suspect:
-                    self._leave_out({suspect: out[suspect]}, round)
                 self._commit(round)
                 return
-
-    def _suspects(self, error: ServerDiverged) -> Iterator[str]:
-        """Yield the sites without which a round can be tried, first those with bad numbers."""
-        there = [name for name in self.simulation.engine.names if name not in self.simulation.out]
-        bad = error.failures if isinstance(error, remote.NotFinite) else {}
-        there.sort(key=lambda name: name not in bad)
-        enough = len(there) > max(2, self.experiment.order.quorum)
-        return iter(there[:SUSPECTS] if enough else ())
 
     def _diverged(self, round: int, problem: str) -> Diverged:
         """Return the error, and mark the run: `--without` continues one round earlier."""

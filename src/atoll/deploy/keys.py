@@ -227,7 +227,7 @@ class Members:
             for names in (members.sites, members.removed):
                 if type(names) is not list or any(type(name) is not str for name in names):
                     raise TypeError("a name is no text")
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             hint = "restore it from a backup"
             raise ConfigError(f"'{file}' cannot be read ({error}); {hint}") from None
         return members
@@ -259,7 +259,7 @@ def _check_asked(name: str, root: Path, members: Members, *, renew: bool) -> Non
     if name.casefold() in map(str.casefold, members.removed):
         hint = "its old key would count again; the site needs another name"
         raise ConfigError(f"'{name}' was removed from the federation; {hint}")
-    if same and not (renew and same == [name]):
+    if same and not (renew and name in same):
         hint = "if the member itself asks for a new key, approve it with --renew"
         raise ConfigError(f"'{same[0]}' is already a member of the federation; {hint}")
 

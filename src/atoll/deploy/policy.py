@@ -19,6 +19,7 @@ from atoll.core.method import Method, Net, Step
 from atoll.core.tree import leaves
 from atoll.engines.fleet import owners_of
 from atoll.experiment.build import parameter_shapes
+from atoll.experiment.card import CARD, OWN
 from atoll.experiment.privacy import PrivacyConfig, epsilon, need_accountant
 from atoll.methods import METHODS
 
@@ -27,6 +28,8 @@ SIZES = ("epochs", "layers", "width", "parameters")
 WORK = ("questions", "seconds", "round_seconds", "memory", "message_bytes", "runs", "kept_bytes")
 """Keys that limit the method of a run, its steps, and the disk. Each value is above 0."""
 SEEDS = 100  # average number of seed folders per run that a site keeps
+NOT_COUNTED = {"scores.csv", "threshold.toml", OWN, CARD}
+"""Small files for the owner, whose sizes depend on the data: the limit must not reveal them."""
 FREE = ("features", "classes", "salt", "proxy_seed")
 """Integers that a policy does not limit: sizes of the owner's own data, and seeds."""
 
@@ -161,7 +164,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Refusal(f"its policy keeps {self.runs} runs, and there are as many; {hint}")
         kept = 0
         for place, _, names in os.walk(folder):
-            for name in names:
+            for name in set(names) - NOT_COUNTED:
                 with suppress(FileNotFoundError):  # another job may replace its states
                     kept += os.lstat(os.path.join(place, name)).st_size
         if kept + size > self.kept_bytes:

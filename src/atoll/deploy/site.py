@@ -44,13 +44,13 @@ from atoll.deploy.agreement import ENCODER
 from atoll.deploy.audit import Audit, Json
 from atoll.deploy.begun import Begun, digest_of, ordered
 from atoll.deploy.forms import Forms
-from atoll.deploy.heads import Begin, Hello, Question, read_head, short
+from atoll.deploy.heads import Begin, Hello, Question, check_name, read_head, short
 from atoll.deploy.lock import Busy, FolderLock
 from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
-from atoll.deploy.work import BEFORE, OTHERS, SENT, Work, mark_of
+from atoll.deploy.work import BEFORE, OTHERS, SENT, UNDER_WAY, Work, mark_of, note_interrupted
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
@@ -126,6 +126,9 @@ class Site:
         self.private = policy.noise is not None or policy.epsilon is not None
         self.lock: FolderLock | None = None
         self.played: tuple[object, Forms] | None = None  # forms, and what determines them
+        self.under_way: Work | None = None  # of the last packet
+        for mark in self.folder.glob(f"{UNDER_WAY}-*"):
+            note_interrupted(self.audit, mark, policy.seconds)
 
     def answer(self, packet: Packet) -> Packet:
         """Return the reply. A failure becomes a reply that reports it, and the site stays up."""
@@ -165,14 +168,12 @@ class Site:
     @contextmanager
     def _counted(self, packet: Packet) -> Iterator[None]:
         """Refuse a packet that is not a step if no time is left for the round `BEFORE`."""
-        run, longest = str(packet.head.get("run")), self.policy.seconds
-        work = Work(self.audit, str(short(run)), self.folder, longest, mark_of(run))
+        check_name(run := str(packet.head.get("run")))
+        work = Work(self.audit, run, self.folder, self.policy.seconds, mark_of(run))
         self.policy.check_work(0, work.seconds[BEFORE])
-        work.begin(BEFORE)
-        try:
+        self.under_way = work
+        with work.running(BEFORE):
             yield
-        finally:
-            work.end(BEFORE, 0.0)
 
     def cost(self) -> Json:
         """Return the work of a packet that is not a step, for the audit log."""
@@ -353,11 +354,9 @@ class Job:
         if self.rounds is not None and number >= self.rounds:
             raise WireError(f"run '{self.run}' has {self.rounds} rounds, not round {number + 1}")
         policy.check_work(work.questions[number], work.seconds[number])
-        work.begin(number)
-        try:
+        self.site.under_way = work
+        with work.running(number):
             return self._answer(step, head, body, began)
-        finally:
-            work.end(number, time.monotonic() - began)
 
     def _answer(self, step: Step, head: Question, body: bytes, began: float) -> Packet:
         policy, round = self.site.policy, head.round
@@ -477,8 +476,7 @@ class Job:
                 table.writerow(["round", "model", "part", "accuracy", "loss"])
             rows = zip(ROLES, accuracy, scores.loss.tolist(), strict=True)
             for part, right, loss in rows if file.tell() < SCORES else ():
-                # Of equal length, as every line that the limit of the disk counts.
-                table.writerow([round, which, part, f"{right:8.6f}", f"{loss:12.5e}"])
+                table.writerow([round, which, part, f"{right:.6g}", f"{loss:.6g}"])
         bins = toward(scores, self.positive).bins
         if which == "deployed" and self.rule is not None and bins is not None:
             counts = bins[ROLES.index("val")].numpy()

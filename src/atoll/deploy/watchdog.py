@@ -45,6 +45,8 @@ class Watchdog:
             used = time.monotonic() - began
             if wait([answer], min(INTERVAL, max(0.0, seconds - used))).done:
                 return answer.result()
+            if (work := self.site.under_way) is not None:
+                work.touch()
             memory, most = psutil.Process().memory_info().rss, self.site.policy.memory
             if memory > most:
                 return self._refuse(packet, f"{most} bytes of memory", used, memory=memory)
@@ -64,7 +66,7 @@ class Watchdog:
         timer.start()
         # The server learns the limit. Only the owner learns how much was used.
         reason = f"over its limit: its policy allows {limit}, and the answer needs more"
-        if self.site.job is not None:
-            self.site.job.work.mark.unlink(missing_ok=True)  # the log entry below counts it
+        if (work := self.site.under_way) is not None:
+            work.mark.unlink(missing_ok=True)  # the log entry below counts it
         log = Audit(self.site.audit.path)  # the other thread may be using the site's own log
         return self.site.refuse(packet, BAD, reason, log, seconds=round(used, 3), **more)

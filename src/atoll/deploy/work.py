@@ -9,11 +9,17 @@ them, and no log entry would count it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import re
+import json
+import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import msgspec
 
 from atoll.deploy.audit import Audit
 from atoll.engines.fleet import BAD
@@ -21,6 +27,7 @@ from atoll.engines.fleet import BAD
 SENT = "sent"
 UNDER_WAY = "step_under_way"
 BEFORE = -1  # the round before the first one
+LEAST = 1.0  # seconds that an interrupted step counts at least
 OTHERS = ("hello", "begin", "deliver", "delivered", "kept")
 """Packets that are not steps, and their events in the audit log."""
 
@@ -37,9 +44,8 @@ class Work:
         self, audit: Audit, run: str, folder: Path, longest: float, mark: str = UNDER_WAY
     ) -> None:
         self.questions, self.seconds = Counter[int](), defaultdict[int, float](float)
-        self.mark = folder / mark
-        if self.mark.exists():
-            self._note(audit, run, longest)
+        self.run, self.mark, self.file = run, folder / mark, -1
+        note_interrupted(audit, self.mark, longest)
         with audit.readable():
             for event in audit.events(run=run):
                 # Any failure has a reason. A private step that diverged is logged as sent.
@@ -48,22 +54,49 @@ class Work:
                     self.questions[event["round"]] += asked
                     self.seconds[event["round"]] += event.get("seconds", 0.0)
 
-    def _note(self, audit: Audit, run: str, longest: float) -> None:
-        """Log a step whose process ended during it. Its duration is only known up to a bound."""
-        number = self.mark.read_text(encoding="ascii", errors="replace")
-        since = time.time() - self.mark.stat().st_mtime
-        if re.fullmatch("-?[0-9]{1,10}", number):  # a crash may leave an empty file
-            seconds = round(min(max(since, 0.0), longest), 3)
-            reason = "its process ended in a step"
-            audit.note(BAD, reason=reason, seconds=seconds, run=run, round=int(number))
-        self.mark.unlink()
+    @contextmanager
+    def running(self, number: int) -> Iterator[None]:
+        """Count a question and its time, even if the process ends within the block."""
+        began = time.monotonic()
+        self.begin(number)
+        try:
+            yield
+        finally:
+            self.end(number, time.monotonic() - began)
 
     def begin(self, number: int) -> None:
-        """Count a question of a round, and write the file of the running step."""
+        """Count a question of a round, and write and lock the file of the running step."""
         self.questions[number] += 1
-        self.mark.write_text(str(number))
+        self.file = os.open(self.mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fcntl.flock(self.file, fcntl.LOCK_SH)
+        os.write(self.file, json.dumps([self.run, number, time.time()]).encode())
+
+    def touch(self) -> None:
+        """Note that the step still runs."""
+        with suppress(OSError):
+            os.utime(self.mark)
 
     def end(self, number: int, seconds: float) -> None:
         """Count the time of an answer, and delete the file of the running step."""
         self.seconds[number] += seconds
         self.mark.unlink(missing_ok=True)
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def note_interrupted(audit: Audit, mark: Path, longest: float) -> None:
+    """Log a step whose process ended during it, and delete its file. A running step is locked."""
+    if not mark.exists():
+        return
+    with mark.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        with suppress(ValueError, RecursionError):  # a crash may leave an empty file
+            run, number, start = msgspec.json.decode(file.read(), type=tuple[str, int, float])
+            seconds = round(min(max(mark.stat().st_mtime - start, LEAST), longest), 3)
+            reason = "its process ended in a step"
+            audit.note(BAD, reason=reason, seconds=seconds, run=run, round=number)
+        mark.unlink(missing_ok=True)

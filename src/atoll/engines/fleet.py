@@ -33,6 +33,7 @@ from atoll.engines.plausible import (
     OutOfRange,
     check_values,
     lengths,
+    reach_of,
     tamed,
     too_long,
     usual_size,
@@ -99,16 +100,6 @@ class Fleet(Protocol):
         """Send each site its packet and wait. Return replies, and failures of all other sites."""
 
     def back(self, site: str) -> bool: ...  # whether a lost site answers again
-
-
-class NotFinite(ServerDiverged):
-    """The server's numbers are not finite, for all sites or only for the rows of `failures`."""
-
-    def __init__(
-        self, round: int, problem: str, failures: Mapping[str, Failure] | None = None
-    ) -> None:
-        super().__init__(round, problem)
-        self.failures = failures or {}
 
 
 class SitesFailed(AtollError):
@@ -242,9 +233,10 @@ class Remote:
         received = {site: message.for_one(self.names.index(site)) for site in replies}
         arrived = self._read(replies, received, step, template, failures)
         usual = usual_size(self.sites.values())
-        rate = getattr(getattr(step.owner, "optimizer", None), "lr", 1.0)
+        reach = reach_of(step.owner, arrived.values())
         norms = {
-            site: lengths(reply, received[site], usual, rate) for site, reply in arrived.items()
+            site: lengths(reply, received[site], usual, reach, self.sites[site].nodes)
+            for site, reply in arrived.items()
         }
         failures |= self._too_long(step.name, norms)
         sent = {site: len(packet.body) for site, packet in packets.items()}
@@ -279,8 +271,8 @@ class Remote:
     def _check_message(self, message: Message, positions: Sequence[int], round: int) -> None:
         """Raise an error if a message is not finite: a site would refuse it, and be blamed.
 
-        If only one site replied to the last step, it has failed. Else the server has diverged, or
-        only some rows of a `ToEach` message are bad.
+        If the row of another site that takes part is finite, the sites of bad rows have failed.
+        Else, if only one site replied to the last step, it has failed. Else the server diverged.
         """
         asked = positions[:1] if isinstance(message, ToAll) else positions
         bad = [i for i in asked if not all_finite(message.for_one(i))]
@@ -289,13 +281,12 @@ class Remote:
         problem = "the server's model is not finite after the replies of"
         rows = () if isinstance(message, ToAll) else enumerate(self.names)
         there = [i for i, name in rows if name not in self.out]
-        some = any(all_finite(message.for_one(i)) for i in there)
-        if len(self.heard) == 1 and not some:
+        if any(all_finite(message.for_one(i)) for i in there):
+            why = Failure(BAD, "the server's model for this site alone is not finite")
+            raise SitesFailed({self.names[i]: why for i in bad})
+        if len(self.heard) == 1:
             raise SitesFailed({self.heard[0]: Failure(BAD, f"{problem} this site alone")})
-        why = Failure(BAD, "the server's model for this site alone is not finite")
-        failures = {self.names[i]: why for i in bad} if some else {}
-        heard = ", ".join(self.heard) or "an earlier round"
-        raise NotFinite(round, f"{problem} {heard}", failures)
+        raise ServerDiverged(round, f"{problem} {', '.join(self.heard) or 'an earlier round'}")
 
     def _read(
         self,

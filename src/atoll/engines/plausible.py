@@ -18,9 +18,9 @@ the site declared, and from training that resembles the other sites':
 - The norm of an update (trained minus received model) is at most `limit` times the median norm of
   the other sites' updates, or the received model's norm plus 1. SCAFFOLD's `control` has a norm of
   at most `limit` times the median, or the received control's norm plus 1, or the control of an
-  update that long. A share in a mixture (`SHARES`) is at most `limit` times the median, or 1. Any
-  other float field has a norm of at most `limit` times the median, or `PER_NODE` times the median
-  of declared nodes.
+  update that long. A share in a mixture (`SHARES`) is, per declared node, at most `limit` times
+  the median, or 1. Any other float field has a norm of at most `limit` times the median, or
+  `PER_NODE` times the median of declared nodes.
   If only one site takes part in a step, it is compared with the last replies of at least three
   other sites to that step, with the square of `limit`.
 """
@@ -44,7 +44,7 @@ COUNTS = ("weight", "size", "mass", "nodes", "right", "total")
 WEIGHTS = ("weight", "size")
 """Fields by whose sum a mean over clients divides."""
 SHARES = ("confidence", "phi")
-"""Fields that weight a client's model or class in a mixture, and that count no nodes."""
+"""Fields that weight a client's model or class in a mixture: sums over its nodes."""
 LARGEST, PER_NODE = 1e6, 1e4  # largest plausible number, and largest sum per node
 UPDATE_LIMIT = 100.0  # largest norm of an update, in medians of the other sites' norms
 FEWEST = 3  # other sites whose earlier replies are needed to judge the only site of a step
@@ -125,12 +125,13 @@ def widest(received: Tree) -> float:
 
 
 def lengths(
-    reply: Tree, received: Tree, usual: float, rate: float = 1.0
+    reply: Tree, received: Tree, usual: float, reach: float = 1.0, nodes: int = 1
 ) -> dict[str, tuple[float, float]]:
     """Return a pair for each float field except counts: its norm, and an always plausible norm.
 
-    The norm of `model` is the norm of its update. `usual` is the plausible norm of most fields, and
-    `rate` the learning rate. Scores have no norm, because they harm no other site.
+    The norm of `model` is the norm of its update, and a share (`SHARES`) is divided by `nodes`.
+    `usual` is the plausible norm of most fields, and `reach` is described in `reach_of`. Scores
+    have no norm, because they harm no other site.
     """
     if isinstance(reply, Scores) or not is_dataclass(reply):
         return {}
@@ -140,12 +141,13 @@ def lengths(
         floats = [leaf for leaf in leaves(value) if leaf.is_floating_point()]
         if not floats or part.name in (*COUNTS, "steps"):
             continue
-        found[part.name] = (float(norm(floats)), 1.0 if part.name in SHARES else usual)
+        found[part.name] = (float(norm(floats)), usual)
+        if part.name in SHARES:
+            found[part.name] = (float(norm(floats)) / max(nodes, 1), 1.0)
         if part.name == "control":  # SCAFFOLD's: clients add it to their gradients
             start = getattr(received, "control", None)
             free = float(norm(start)) + 1 if leaves(start) else 1.0
-            steps = float(getattr(reply, "steps", torch.ones(())).max())
-            long = (float(norm(getattr(received, "model", ()))) + 1) / (rate * max(steps, 1.0))
+            long = (float(norm(getattr(received, "model", ()))) + 1) / reach
             found["control"] = (float(norm(floats)), max(free, long))
         if part.name == "model":
             start = getattr(received, "model", received)
@@ -153,6 +155,13 @@ def lengths(
             moved = tree_map(torch.sub, value, start) if same else value
             found["model"] = (float(norm(moved)), float(norm(start)) + 1 if same else 1.0)
     return found
+
+
+def reach_of(owner: object, replies: Iterable[Tree]) -> float:
+    """Return how far a gradient of norm 1 moves a model: learning rate times median of steps."""
+    steps = [float(reply.steps.max()) for reply in replies if hasattr(reply, "steps")]
+    rate: float = getattr(getattr(owner, "optimizer", None), "lr", 1.0)
+    return rate * max(1.0, median(steps) if steps else 1.0)
 
 
 def _form(tree: Tree) -> tuple[object, list[torch.Size]]:

@@ -176,12 +176,11 @@ class AdaFGL(Training):
     def round(self, server: Server, clients: Clients) -> Server:
         if clients.round < self.federated_rounds:
             return self._federated(server, clients)
-        # If all clients take part in a simulation, no lookup is needed and the GPU does not wait.
-        # A real site may be lost in the first of these rounds and return later.
-        if len(clients) == clients.total and server.ready.is_cuda:
-            known = clients.round > self.federated_rounds
+        new = (server.ready[clients.positions] == 0).any()
+        if len(clients) == clients.total:  # only a real site that was lost before can be new
+            known = clients.round > self.federated_rounds and not clients.happens(new)
         else:
-            known = bool(server.ready[clients.positions].all())
+            known = not bool(new)
         clients.map(self.train, ToAll(Empty() if known else Start(server.model)))
         return replace(server, ready=server.ready.index_fill(0, clients.positions, 1))
 

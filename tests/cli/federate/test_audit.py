@@ -42,7 +42,7 @@ def test_a_site_shows_what_left_it_and_notices_a_removed_end(cli, kits, refusal)
     path.write_bytes(whole[: whole[:-1].rfind(b"\n") + 1])
     assert "6 lines, unchanged" in cli("federate", "audit", "--kit", kit).stdout
     told = refusal("audit", "--kit", kit, "--after", about["last"])
-    assert f"contains the line {about['last']}; its end was removed" in told
+    assert f"contains the line '{about['last']}'; its end was removed" in told
     path.write_bytes(whole.replace(b"1000", b"1001", 1))
     assert "line 3 was changed or follows a missing one" in refusal("audit", "--kit", kit)
 

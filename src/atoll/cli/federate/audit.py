@@ -44,7 +44,7 @@ def audit(kit: Path, after: str | None, as_json: bool) -> None:
         found["logs"][str(path)] = {"lines": len(chain), "last": chain[-1] if chain else ""}
         known = known or after in chain
     if not known:
-        raise DataError(f"no audit log of {kit} contains the line {after}; its end was removed")
+        raise DataError(f"no audit log of {kit} contains the line {after!r}; its end was removed")
     if kind == "site":
         found["sent"] = _sent(Audit(paths[0]))
     if as_json:
