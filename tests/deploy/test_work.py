@@ -11,6 +11,7 @@ from atoll.deploy.audit import Audit
 from atoll.deploy.policy import Policy
 from atoll.deploy.site import Site
 from atoll.deploy.work import Work
+from atoll.engines.fleet import Packet
 from tests.deploy.private_site import ask, begin, make_site, model_for
 
 
@@ -64,6 +65,7 @@ def test_a_begin_that_is_stopped_is_logged_and_counted(tmp_path, monkeypatch):
         (mark,) = site.folder.glob("step_under_way-*")
         other = Site(site.data, policy, site.folder)
         begin(other, run="other-0", dp=None)
+        assert "protocol" in other.answer(Packet({"do": "hello", "run": "r-0"}, b"")).head["reason"]
         other.close()
         assert mark.exists()  # another job at the site leaves it alone
         os.close(site.under_way.file)

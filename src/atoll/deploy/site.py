@@ -50,7 +50,7 @@ from atoll.deploy.noise import SiteNoise, site_secret
 from atoll.deploy.policy import Policy, Refusal, all_seeds, seed_of
 from atoll.deploy.site_data import SiteData
 from atoll.deploy.states import States
-from atoll.deploy.work import BEFORE, OTHERS, SENT, UNDER_WAY, Work, mark_of, note_interrupted
+from atoll.deploy.work import BEFORE, OTHERS, SENT, UNDER_WAY, Work, new_mark, note_interrupted
 from atoll.engines.codec import decode, encode
 from atoll.engines.fleet import (
     BAD,
@@ -169,7 +169,7 @@ class Site:
     def _counted(self, packet: Packet) -> Iterator[None]:
         """Refuse a packet that is not a step if no time is left for the round `BEFORE`."""
         check_name(run := str(packet.head.get("run")))
-        work = Work(self.audit, run, self.folder, self.policy.seconds, mark_of(run))
+        work = Work(self.audit, run, self.folder, self.policy.seconds, new_mark())
         self.policy.check_work(0, work.seconds[BEFORE])
         self.under_way = work
         with work.running(BEFORE):

@@ -10,9 +10,9 @@ them, and no log entry would count it.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
+import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ OTHERS = ("hello", "begin", "deliver", "delivered", "kept")
 """Packets that are not steps, and their events in the audit log."""
 
 
-def mark_of(run: str) -> str:
-    """Return the name of the file that names a running packet of `OTHERS`."""
-    return f"{UNDER_WAY}-{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:32]}"
+def new_mark() -> str:
+    """Return a name of a file for a running packet of `OTHERS`: several jobs may run at a site."""
+    return f"{UNDER_WAY}-{secrets.token_hex(8)}"
 
 
 class Work:

@@ -17,8 +17,8 @@ the site declared, and from training that resembles the other sites':
 - A loss is cut to `LARGEST` (`tamed`), because in a deep network it grows faster than the weights.
 - The norm of an update (trained minus received model) is at most `limit` times the median norm of
   the other sites' updates, or the received model's norm plus 1. SCAFFOLD's `control` has a norm of
-  at most `limit` times the median, or the received control's norm plus 1, or the control of an
-  update that long. A share in a mixture (`SHARES`) is, per declared node, at most `limit` times
+  at most `limit` times the median, or the received control's norm plus 1 or plus that of an update
+  that long. A share in a mixture (`SHARES`) is, per declared node, at most `limit` times
   the median, or 1. Any other float field has a norm of at most `limit` times the median, or
   `PER_NODE` times the median of declared nodes.
   If only one site takes part in a step, it is compared with the last replies of at least three
@@ -146,9 +146,9 @@ def lengths(
             found[part.name] = (float(norm(floats)) / max(nodes, 1), 1.0)
         if part.name == "control":  # SCAFFOLD's: clients add it to their gradients
             start = getattr(received, "control", None)
-            free = float(norm(start)) + 1 if leaves(start) else 1.0
-            long = (float(norm(getattr(received, "model", ()))) + 1) / reach
-            found["control"] = (float(norm(floats)), max(free, long))
+            before = float(norm(start)) if leaves(start) else 0.0
+            update = float(norm(getattr(received, "model", ()))) + 1
+            found["control"] = (float(norm(floats)), before + max(1.0, update / reach))
         if part.name == "model":
             start = getattr(received, "model", received)
             same = _form(start) == _form(value)
