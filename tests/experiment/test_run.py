@@ -17,6 +17,7 @@ import torch
 import atoll
 from atoll.core.errors import AtollError, ConfigError, DataError, StepError
 from atoll.core.federation import Federation
+from atoll.core.files import locked
 from atoll.core.tree import leaves, named_leaves
 from atoll.data.source import GraphGroup, GraphSet
 from atoll.engines.base import ENGINES
@@ -638,3 +639,12 @@ def test_seeds_whose_clients_are_made_side_by_side_have_the_same_numbers(monkeyp
             tensors, others = dict(named_leaves(graph)), dict(named_leaves(other))
             assert tensors.keys() == others.keys()
             assert all(torch.equal(leaf, others[name]) for name, leaf in tensors.items())
+
+
+@pytest.mark.parametrize("how", [{"resuming": True}, {"overwrite": True}])
+def test_two_processes_do_not_train_one_run(tmp_path, how):
+    out = tmp_path / "run"
+    done = atoll.run("fedavg", rounds=2, out=out, data="lagoon:nodes=100", clients=2)
+    with locked(out, ""), pytest.raises(ConfigError, match="another process trains the run in"):
+        RunPlan(done.config, out, **how).run()
+    assert atoll.resume(out, rounds=3).seeds[0].history.rounds == 3

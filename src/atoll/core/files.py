@@ -18,6 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
 
+from atoll.core.errors import ConfigError
+
 KINDS = "atoll|csv|html|json|lineage|md|npz|png|safetensors|svg|tex|toml|txt"
 TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
 """Names of temporary files. They end with random letters or with a process number."""
@@ -113,3 +115,18 @@ def clear_left_over(folder: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
             if time.time() - path.stat().st_mtime > AGE:
                 path.unlink()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, sentence: str) -> Iterator[None]:
+    """Lock a folder for this process, without a file. Raise an error if another process has it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network disks have no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(sentence) from None
+        yield
+    finally:
+        os.close(handle)  # this releases the lock, and so does the end of the process

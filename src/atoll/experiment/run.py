@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
@@ -16,7 +17,7 @@ from atoll.core.batching import batching_of
 from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.files import clear_left_over, side_by_side
+from atoll.core.files import clear_left_over, locked, side_by_side
 from atoll.core.losses import BALANCED
 from atoll.core.method import Method
 from atoll.data.load import is_own
@@ -192,17 +193,19 @@ class RunPlan:
         self.fingerprint = ""
         self.before: set[Path] | None = None  # files of the folder before this run's first write
         self.made = False  # whether this run created its folder
+        self.held: ExitStack | None = None  # the lock of the folder; a study locks its own folder
 
     @tuned_process()
     def run(self, *, at_once: bool | None = None) -> Result:
         """Run every seed, `at_once` if possible. None: only on a GPU, as a CPU gains nothing."""
         at_once = self.device.type == "cuda" if at_once is None else at_once
-        waiting = list(self.experiments(at_once=True)) if at_once else []
-        groups: Iterable[list[Experiment]] = [waiting]
-        if not waiting or why_one_by_one(waiting):
-            groups = ([experiment] for experiment in waiting or self.experiments())
         try:
-            return self.result([seed for group in groups for seed in self._train(group)])
+            with ExitStack() as self.held:
+                waiting = list(self.experiments(at_once=True)) if at_once else []
+                groups: Iterable[list[Experiment]] = [waiting]
+                if not waiting or why_one_by_one(waiting):
+                    groups = ([experiment] for experiment in waiting or self.experiments())
+                return self.result([seed for group in groups for seed in self._train(group)])
         except (ConfigError, DataError):
             began = self.observers.progress and self.observers.progress.now
             if self.folder is not None and self.before is not None and not began:
@@ -281,12 +284,20 @@ class RunPlan:
             yield experiment
             self.began = time.perf_counter()
 
+    def _lock(self, folder: Path) -> None:
+        if self.held is not None:
+            where = f"another process trains the run in '{folder}'"
+            self.held.enter_context(locked(folder, f"{where}; wait for its end, or stop it"))
+
     def _begin(self, federation: Federation, method: Method, notes: list[str]) -> None:
         self.federation = federation
         self.fingerprint = name_configuration(self.config, self.given_method, self.data)
         if self.folder is not None:
+            made = not self.folder.path.exists()
+            again = not made and (self.resuming or self.overwrite)
+            if again:
+                self._lock(self.folder.path)
             if not self.resuming:  # a refusal must not delete a resumed run
-                made = not self.folder.path.exists()
                 if self.overwrite:
                     self.folder.clear()
                 before = self.folder.files_of_start(self.config.all_seeds)
@@ -294,6 +305,8 @@ class RunPlan:
                 self.before, self.made = before, made
             with self.clock.stage("saving"):
                 self.folder.begin(self.config, federation)
+            if not again:
+                self._lock(self.folder.path)
         short = method.too_short(self.config.rounds or self.rules.rounds)
         wanted = (
             metric_of(self.config, federation),
