@@ -67,3 +67,15 @@ def test_latex_writes_its_own_characters_out() -> None:
     assert tex("a_b & 5% ± {x} ~^\\") == (
         "a\\_b \\& 5\\% $\\pm$ \\{x\\} \\textasciitilde{}\\textasciicircum{}\\textbackslash{}"
     )
+
+
+def test_many_differences_that_no_seed_shows_are_one_sentence(tmp_path: Path) -> None:
+    scores = {"a": [0.80, 0.70, 0.75], "b": [0.78, 0.73, 0.74], "c": [0.79, 0.69, 0.77],
+              "d": [0.74, 0.76, 0.71]}  # fmt: skip
+    found = compared([outcome(tmp_path, name, values) for name, values in scores.items()])
+    (told,) = [text for text in found.sentences() if "too few to tell" in text]
+    assert re.fullmatch(
+        r"3 seeds are too few to tell \w, \w and \w from \w \(\S+ points to \S+ points\); "
+        r"(about|more than) \d+ seeds would show all of these differences, and \d+ the clearest\.",
+        told,
+    )

@@ -18,6 +18,7 @@ CSV_COLUMNS = (
     *("cell", "data", "clients", "method", "point", "chosen", "seed", "metric", "scored"),
     *("validation", "test", "bytes_per_round", "seconds_per_round", "error"),
 )
+EACH = 2  # tests without a finding that get a sentence of their own
 
 
 def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Table]:
@@ -78,7 +79,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         tests = [test for test in apart if (test.difference > 0) == better]
         if names := [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]:
             found.append(f"{table.reference} is {word} than {_and(names)}.")
-    found += [_noise(test, table, alpha) for test in table.tests if not test.different]
+    found += _too_few([test for test in table.tests if not test.different], table, alpha)
     if (ranks := table.rank_test) is not None:
         words = "do not differ significantly in rank."
         if ranks.p < alpha:
@@ -106,6 +107,27 @@ def _which_test(table: ComparisonTable, alpha: float) -> list[str]:
     ]
 
 
+def _too_few(tests: Sequence[PairedTest], table: ComparisonTable, alpha: float) -> list[str]:
+    """Return a sentence for each test without a finding, or one for all of more than `EACH`."""
+    alike = [test for test in tests if test.wins == test.losses == 0]
+    if alike or len(tests) <= EACH:
+        return [_noise(test, table, alpha) for test in tests]
+    seeds = [_seeds_for(test, table) for test in tests]
+    most = "more than" if any(test.needed is None for test in tests) else "about"
+    gaps = sorted(test.difference for test in tests)
+    return [
+        f"{counted(table.seeds, 'seed')} are too few to tell {_and([t.name for t in tests])} from "
+        f"{table.reference} ({_points(gaps[0])} to {_points(gaps[-1])}); {most} {max(seeds)} seeds "
+        f"would show all of these differences, and {min(seeds)} the clearest."
+    ]
+
+
+def _seeds_for(test: PairedTest, table: ComparisonTable) -> int:
+    """Return the number of seeds that would show a difference of this size and spread."""
+    needed = test.needed or statistics.MOST_PAIRS
+    return max(table.seeds + 1, math.ceil(needed / table.problems))
+
+
 def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
     if test.wins == test.losses == 0:
         return f"{test.name} and {test.against} have the same score everywhere."
@@ -115,13 +137,11 @@ def _noise(test: PairedTest, table: ComparisonTable, alpha: float) -> str:
             f"all {test.pairs} differences are {_points(test.difference)}, so they have no "
             "variance; use more seeds."
         )
-    needed = test.needed or statistics.MOST_PAIRS
-    seeds = max(table.seeds + 1, math.ceil(needed / table.problems))
     about = "more than" if test.needed is None else "about"
     found = f"{_points(test.difference, test.std)} ({p_text(test.p, alpha)})"
     return begin + (
-        f"{counted(table.seeds, 'seed')} are too few to tell: {found}; {about} {seeds} seeds would "
-        "show a difference of this size and spread."
+        f"{counted(table.seeds, 'seed')} are too few to tell: {found}; {about} "
+        f"{_seeds_for(test, table)} seeds would show a difference of this size and spread."
     )
 
 
