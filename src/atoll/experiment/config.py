@@ -32,7 +32,7 @@ from atoll.data.own.schema import OWNERS
 from atoll.data.partition import PARTITIONS
 from atoll.data.public.registry import plain_name, task_of_data
 from atoll.data.source import Source
-from atoll.data.split import time_column
+from atoll.data.split import check_split, time_column
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import KINDS, build_method
 from atoll.experiment.history import SCORED
@@ -326,9 +326,9 @@ def _check_names(config: RunConfig, task: str) -> None:
         with_privacy(build_method(config, task=task), config.dp)
     # Options may follow the name: dirichlet:alpha=0.5. "given" means already partitioned data.
     partition, split = ((text or "").partition(":")[0] for text in (config.partition, config.split))
+    check_split(split, TASKS[task].splits)
     for kind, names, known in (
         ("partition", [partition], (*PARTITIONS, BY_SET, "given")),
-        ("split", [split], TASKS[task].splits),
         ("value of --allow", config.allow, DEGENERATE),
     ):
         for name in names:
