@@ -53,6 +53,40 @@ def test_a_methods_page_says_everything(cli, name: str) -> None:
     assert not any(len(line) < 30 and line.endswith(" the") for line in text.splitlines())
 
 
+OWN = """
+from dataclasses import dataclass
+from atoll import Adam, Method, Optimizer, ToAll
+
+@dataclass(frozen=True)
+class Plain(Method):
+    "The clients rest."
+
+    warmth: float = 0.25
+
+    def init(self, clients):
+        return self.net.init(clients.key)
+
+    def round(self, server, clients):
+        return server
+
+@dataclass(frozen=True)
+class Optimised(Plain):
+    "The clients rest, with an optimizer."
+
+    optimizer: Optimizer = Adam()
+"""
+
+
+def test_an_own_method_has_a_page(cli, tmp_path: Path, request) -> None:
+    file = tmp_path / f"{request.node.name}.py"
+    file.write_text(OWN)
+    for name, part in (("Plain", "The clients rest.\n"), ("Optimised", "optimizer adam")):
+        text = cli("methods", f"{file.name}:{name}").stdout
+        assert part in text
+        assert "Paper: none" in text
+        assert re.search(r"^│ warmth +│ 0.25 +│", text, re.MULTILINE)
+
+
 def test_methods_that_are_bound_to_their_graph_say_so(cli) -> None:
     assert "New nodes (atoll predict): yes" in cli("methods", "fedavg").output
     page = " ".join(cli("methods", "fedgnn").output.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow.csv
@@ -138,3 +139,28 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["export", str(tmp_path)])
     assert done.exit_code == 2
     assert "holds no run" in done.output
+
+
+OWN = """
+from dataclasses import dataclass
+from atoll import Averaging
+
+@dataclass(frozen=True)
+class Mine(Averaging):
+    pass
+"""
+
+
+def test_a_run_of_an_own_method_is_used_from_any_folder(cli, tmp_path, monkeypatch) -> None:
+    (tmp_path / "predicted_elsewhere.py").write_text(OWN)
+    data = ("--data", "lagoon:nodes=90")
+    cli("run", "predicted_elsewhere.py:Mine", *data, "--rounds", 1, "--quiet", "--out", "a")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    for words in (
+        ("predict", "../a", *data, "--out", "p.csv", "--quiet"),
+        ("export", "../a", "--out", "e"),
+        ("explain", "../a", "--node", 1),
+    ):
+        monkeypatch.delitem(sys.modules, "predicted_elsewhere")  # as in a new process
+        cli(*words)

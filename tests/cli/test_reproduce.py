@@ -142,7 +142,7 @@ def test_absent_data_are_reasons_and_no_error(cli) -> None:
     ("arguments", "sentence"),
     [
         (("fedaht",), "unknown paper 'fedaht'; did you mean 'fedath'?"),
-        (("fedath", "table12"), "unknown table or figure of fedath 'table12'; did you mean"),
+        (("fedath", "table12"), "unknown table or figure of fedath 'table12'; choose one of: fig"),
         (("gcfl", "7"), "gcfl has no table 7; did you mean 'fig7'?"),
         (("fedath", "7"), "table 7 of fedath is not reproduced: It describes the data"),
         (("fedath", "fig2"), "figure 2 of fedath is not drawn: It is a drawing"),

@@ -33,6 +33,16 @@ def test_an_unknown_name_suggests_the_nearest(given, near):
     assert str(error) == f"unknown method '{given}'; did you mean '{near}'?"
 
 
+def test_another_number_is_no_suggestion():
+    names = ("table10", "table2", "fig1")
+    error = str(unknown("item", "table1", names))
+    assert error == "unknown item 'table1'; choose one of: fig1, table2, table10"
+    assert str(unknown("item", "tabel2", names)) == "unknown item 'tabel2'; did you mean 'table2'?"
+    assert "did you mean 'table2'" in str(unknown("item", "TABLE2", names))
+    assert "choose one of: 5, 9, 10" in str(unknown("number", "99", ("10", "9", "5")))
+    assert "did you mean 'fedavg'" in str(unknown("method", "fedavg2", NAMES))
+
+
 @pytest.mark.parametrize("given", ["zzz", "", "1"])
 def test_a_name_like_nothing_lists_what_there_is(given):
     assert str(unknown("method", given, NAMES)) == (

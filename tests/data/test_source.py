@@ -94,3 +94,12 @@ def test_a_simple_undirected_graph_is_returned_without_work(weighted: bool) -> N
     if simple.weight is not None:
         uneven = replace(simple, weight=np.arange(simple.weight.size, dtype=np.float32))
         assert uneven.undirected_simple() is not uneven
+
+
+def test_data_are_shown_in_one_line():
+    x, y = np.ones((3, 2), np.float32), np.array([0, 1, 0])
+    edges = np.array([[0, 1], [1, 0]])
+    shown = "3 nodes, 2 edges, 2 features, 2 classes>"
+    assert repr(Source("s", x, edges, y, 2)) == f"<Source s: {shown}"
+    graphs = GraphSet("g", x, edges, np.array([0, 2, 3]), y[:2], 2)
+    assert repr(graphs) == f"<GraphSet g: 2 graphs, {shown}"

@@ -261,6 +261,12 @@ def test_global_generators_play_no_part():
 @pytest.mark.parametrize(
     ("recipe", "arguments", "error", "words"),
     [
+        (
+            "80/10/10",
+            {},
+            ConfigError,
+            "split cannot be '80/10/10'; give shares as --ratios 0.8/0.1",
+        ),
         ("stratfied", {}, ConfigError, "unknown split 'stratfied'; did you mean 'stratified'?"),
         ("given", {}, DataError, "comes without a split"),
         ("stratified", {"draw": 1}, ConfigError, "split 'stratified' has no option 'draw'"),

@@ -124,6 +124,7 @@ def test_any_configuration_survives_its_file(config: RunConfig) -> None:
         ({"protocol": "strikt"}, "unknown protocol 'strikt'; did you mean 'strict'?"),
         ({"partition": "luvain"}, "unknown partition 'luvain'; did you mean 'louvain'?"),
         ({"split": "stratifed"}, "unknown split 'stratifed'; did you mean 'stratified'?"),
+        ({"split": "80/10/10"}, "split cannot be '80/10/10'; give shares as --ratios 0.8/0.1/0.1"),
         ({"split": "stratifed:a=1"}, "unknown split 'stratifed'; did you mean 'stratified'?"),
         ({"evaluate": "globl"}, "unknown value of --evaluate 'globl'; did you mean 'local'?"),
         (

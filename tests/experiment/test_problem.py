@@ -462,3 +462,21 @@ def test_a_run_from_the_cache_imports_no_package_that_only_loading_needs(cache, 
     assert "torch_geometric" not in loaded[0]
     heavy = {"scipy", "torch_geometric", "sklearn", "networkx", "pandas", "pyarrow", "matplotlib"}
     assert not loaded[1] & (heavy | {"transformers", "sknetwork", "pymetis", "sympy"})
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"clients": 7}, "was divided with clients 3, but 7 was asked for; remove clients, or"),
+        ({"partition": "metis"}, "with partition column:owner, but metis was asked for"),
+        ({"split": "random"}, "with split stratified, but random was asked for"),
+        ({"ratios": "0.2/0.4/0.4"}, "ratios is for data that are still to be divided"),
+        ({"allow": ["no-edge"]}, "allow is for data that are still to be divided"),
+    ],
+)
+def test_options_that_a_federation_object_has_settled_are_refused(option, problem) -> None:
+    divided = atoll.partition(atoll.load("lagoon:nodes=150", clients=3))
+    with pytest.raises(ConfigError, match=problem):
+        Problem.of(make_config(data=divided.name, objects=["data"], **option), divided)
+    same = make_config(data=divided.name, objects=["data"], clients=3, partition="column:owner")
+    assert Problem.of(same, divided).federation(0) is divided

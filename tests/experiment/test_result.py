@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.core.errors import ConfigError
 from atoll.core.task import ROLES
 from atoll.engines.ledger import Ledger
 from atoll.experiment import result as tables
@@ -242,3 +243,14 @@ def test_long_tables_become_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     assert given == pytest.approx(float(row[column]), rel=1e-5)
                 else:
                     assert ("" if given is None else str(given)) == row[column]
+
+
+def test_unknown_names_of_scores_are_one_sentence_with_the_names():
+    result = atoll.run("fedavg", "lagoon:nodes=90", clients=2, rounds=1)
+    with pytest.raises(ConfigError, match="unknown metric 'f3'; choose one of: accuracy"):
+        result.of_clients("f3")
+    for ask in (result.of_clients, result.curve):
+        with pytest.raises(ConfigError, match="role 'testing'; choose one of: train, val, test"):
+            ask("accuracy", "testing")
+    with pytest.raises(ConfigError, match="model 'lokal'; choose one of: deployed, local"):
+        result.curve(scored="lokal")

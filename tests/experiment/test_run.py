@@ -90,6 +90,12 @@ def test_a_method_object_needs_no_registry() -> None:
         atoll.run("mine", fed)
 
 
+def test_a_class_is_no_method_object() -> None:
+    sentence = r"method is the class FedAvg; give its name, or FedAvg\(net=...\)$"
+    with pytest.raises(ConfigError, match=sentence):
+        atoll.run(FedAvg, federation())
+
+
 @pytest.mark.parametrize("extra", [{"set": {"hidden": 3}}, {"epochs": 3}])
 def test_hyper_parameters_beside_a_method_object_are_refused(extra: dict[str, object]) -> None:
     fed = federation()

@@ -36,6 +36,13 @@ def test_gcfl_plus_is_a_preset():
         method_class("GCFL+")
 
 
+@pytest.mark.parametrize("server", ["adam", "yogi", "adagrad"])
+def test_adaptive_methods_are_fedopt(server):
+    hint = rf"'Fed{server}'; it is fedopt with --set server_optimizer={server}$"
+    with pytest.raises(ConfigError, match=hint):
+        method_class(f"Fed{server}")
+
+
 def test_a_file_without_a_class_lists_its_methods(tmp_path):
     path = tmp_path / "unnamed_methods.py"
     code = "from atoll import Averaging\nclass A(Averaging): ...\nclass B(Averaging): ...\n"

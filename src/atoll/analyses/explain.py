@@ -75,8 +75,9 @@ class Explanation:
 def explain(folder: Path, seed: int | None = None) -> Explanation:
     """Read a finished run and compute the edge weights of its clients."""
     run = RunFolder(folder)
-    number = run.config.seed if seed is None else seed
-    made = Problem.of(run.config).divide(number)
+    config = run.located_config
+    number = config.seed if seed is None else seed
+    made = Problem.of(config).divide(number)
     federation = made.federation
     method = build_method(made.config, federation.features, federation.classes)
     saved = load_checkpoint(run.checkpoint(number))

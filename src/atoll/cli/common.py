@@ -80,25 +80,10 @@ def config_of(given: Mapping[str, object], **defaults: object) -> RunConfig:
 
 
 def over_file(config_file: Path | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the options of a TOML file with the command line, which takes precedence.
+    """Merge the options of a TOML file with the command line, which takes precedence."""
+    from atoll.experiment.folder import located_options
 
-    Relative paths of a saved run refer to the folder in which the user started it.
-    """
-    from atoll.data.load import is_own
-    from atoll.experiment.config import read_config
-    from atoll.experiment.folder import started_in
-
-    there = None if config_file is None else started_in(config_file.parent)
-    if config_file is None or there is None or there == Path.cwd():
-        base = {} if config_file is None else read_config(config_file)
-    else:
-        file = config_file.absolute()
-        with contextlib.chdir(there):
-            base = read_config(file)
-            paths = {"schema": True, "data_root": True, "data": is_own(base.get("data", "lagoon"))}
-            paths["method"] = ".py:" in base.get("method", "")
-            for key in (key for key, is_path in paths.items() if is_path and key in base):
-                base[key] = str(Path(base[key]).expanduser().absolute())
+    base = {} if config_file is None else located_options(config_file)
     pairs = {name: base.get(name, {}) | chosen[name] for name in ("set", "own") if name in chosen}
     return {**base, **chosen, **pairs}
 

@@ -7,6 +7,7 @@ classes name the kind of fault. `unknown` and `check_name` write the errors for 
 from __future__ import annotations
 
 import difflib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -76,9 +77,16 @@ def described(error: BaseException) -> str:
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown name. It suggests the nearest allowed name, or lists all."""
-    names = sorted(allowed)
-    near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    """Return the error for an unknown name. It suggests the nearest allowed name, or lists all.
+
+    A name that differs only in its number, such as table9 from table1, is no suggestion.
+    """
+    names = sorted(allowed, key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(9), name))
+    low = given.lower()
+    near = difflib.get_close_matches(low, names, n=1, cutoff=0.5)
+    word, *others = (re.sub(r"\d", "", name) for name in (low, *near))
+    if others == [word] and near[0] not in (low, word):
+        near = []
     hint = f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(names)}"
     return ConfigError(f"unknown {kind} '{given}'; {hint}")
 

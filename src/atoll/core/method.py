@@ -236,7 +236,7 @@ class Method(ABC):
 
     net: Net
 
-    paper: ClassVar[str]  # authors, title, venue and year, for `atoll methods`
+    paper: ClassVar[str] = ""  # authors, title, venue and year, for `atoll methods`
     # Named sets of hyper-parameters of method, net and optimizer (`--set preset=NAME`).
     presets: ClassVar[Presets] = MappingProxyType({})
     for_graphs: ClassVar[Settings] = MappingProxyType({})  # other defaults for graph tasks

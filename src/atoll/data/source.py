@@ -64,8 +64,15 @@ class _Labelled:
 
     name: str
     x: np.ndarray | sp.csr_array
+    edges: np.ndarray
     y: np.ndarray
     classes: int
+
+    def __repr__(self) -> str:
+        graphs = f"{len(self.y)} graphs, " if isinstance(self, GraphSet) else ""
+        sizes = f"{graphs}{self.x.shape[0]} nodes, {self.edges.shape[1]} edges"
+        features = f"{self.num_features} features, {self.classes} classes"
+        return f"<{type(self).__name__} {self.name}: {sizes}, {features}>"
 
     @property
     def num_features(self) -> int:
@@ -86,7 +93,7 @@ class _Labelled:
             raise DataError(f"{problem}; labels are 0 to {self.classes - 1}, or -1 where unknown")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Source(_Labelled):
     """One whole graph, before its partition among owners."""
 
@@ -161,7 +168,7 @@ class Source(_Labelled):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GraphSet(_Labelled):
     """A set of small graphs with one label each, stored concatenated."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,15 @@ def split(
     return [np.where(source.y[ids] >= 0, own, UNUSED).astype(np.int8) for ids, own in owned]
 
 
+def check_split(recipe: str, known: Iterable[str]) -> None:
+    """Raise an error for an unknown split, or for shares such as 80/10/10 instead of a name."""
+    if re.fullmatch(r"[1-9]\d*(/\d+){2}", recipe):
+        shares = [int(part) for part in recipe.split("/")]
+        meant = "/".join(f"{share / sum(shares):g}" for share in shares)
+        raise ConfigError(f"split cannot be '{recipe}'; give shares as --ratios {meant}")
+    check_name("split", recipe, known)
+
+
 def _resolved(
     source: Data, recipe: str, ratios: Ratios | None, options: dict[str, Value]
 ) -> tuple[str, Ratios, dict[str, Value]]:
@@ -57,7 +67,7 @@ def _resolved(
         recipe = recipe.replace("time:", "time:column=", 1)
     recipe, named = parse_recipe(recipe)
     options = {**named, **options}
-    check_name("split", recipe, SPLITS)
+    check_split(recipe, SPLITS)
     shares = options.pop("ratios", ratios)
     for option in options:
         if option not in options_of(SPLITS[recipe]):

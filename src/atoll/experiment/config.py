@@ -32,7 +32,7 @@ from atoll.data.own.schema import OWNERS
 from atoll.data.partition import PARTITIONS
 from atoll.data.public.registry import plain_name, task_of_data
 from atoll.data.source import Source
-from atoll.data.split import time_column
+from atoll.data.split import check_split, time_column
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import KINDS, build_method
 from atoll.experiment.history import SCORED
@@ -192,18 +192,26 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
     }
     if TASKS[header.task].many_graphs:
         fixed["batch_size"] = about.get("batch_size", max(header.batch_sizes))
-    for name, value in fixed.items():
-        wanted = getattr(config, name)
-        if wanted not in (None, value):
-            option = name.replace("_", "-")
-            differ = f"with {option} {value}, but {wanted} was asked for"
-            hint = f"remove --{option}, or divide the data again: atoll partition"
-            raise ConfigError(f"'{config.data}' was divided {differ}; {hint}")
-    for name in ("schema", "own", "allow", "data_seed"):
-        if getattr(config, name) not in (None, {}, ()):
-            why = f"is for data that are still to be divided, and '{config.data}' is"
-            raise ConfigError(f"--{name.replace('_', '-')} {why}; remove it")
+    check_divided(config, fixed)
     return replace(config, **fixed)
+
+
+def check_divided(config: RunConfig, fixed: Mapping[str, object]) -> None:
+    """Refuse choices other than those (`fixed`) of a divided federation, in a file or as object."""
+    in_python = "data" in config.objects
+    again = f"divide the data again: atoll{'.' if in_python else ' '}partition"
+    for name in (*fixed, "ratios", "schema", "own", "allow", "data_seed"):
+        option, wanted = name.replace("_", "-"), getattr(config, name)
+        shown = name if in_python else f"--{option}"
+        if wanted in (None, {}, ()):
+            continue
+        if name not in fixed:
+            why = f"is for data that are still to be divided, and '{config.data}' is"
+            raise ConfigError(f"{shown} {why}; remove it")
+        if wanted != fixed[name]:
+            differ = f"with {option} {fixed[name]}, but {wanted} was asked for"
+            hint = f"remove {shown}, or {again}"
+            raise ConfigError(f"'{config.data}' was divided {differ}; {hint}")
 
 
 def config_text(config: RunConfig) -> str:
@@ -318,9 +326,9 @@ def _check_names(config: RunConfig, task: str) -> None:
         with_privacy(build_method(config, task=task), config.dp)
     # Options may follow the name: dirichlet:alpha=0.5. "given" means already partitioned data.
     partition, split = ((text or "").partition(":")[0] for text in (config.partition, config.split))
+    check_split(split, TASKS[task].splits)
     for kind, names, known in (
         ("partition", [partition], (*PARTITIONS, BY_SET, "given")),
-        ("split", [split], TASKS[task].splits),
         ("value of --allow", config.allow, DEGENERATE),
     ):
         for name in names:

@@ -209,12 +209,21 @@ class RunFolder:
     @cached_property
     def config(self) -> RunConfig:
         """The run's configuration."""
+        return make_config(**read_config(self._config_file))
+
+    @property
+    def located_config(self) -> RunConfig:
+        """The run's configuration, with paths that are valid in any folder."""
+        return make_config(**located_options(self._config_file))
+
+    @property
+    def _config_file(self) -> Path:
         if not self.path.is_dir():
             give = "give the folder of a run or a study"
             raise ConfigError(f"folder '{self.path}' does not exist; {give}")
         if not (self.path / CONFIG).exists():
             raise ConfigError(f"'{self.path}' holds no run (it has no {CONFIG})")
-        return make_config(**read_config(self.path / CONFIG))
+        return self.path / CONFIG
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -349,6 +358,24 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"'{path}' cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"'{path}' does not hold an object; it was changed, or is another file")
+    return found
+
+
+def located_options(file: Path) -> dict[str, Any]:
+    """Read the options of a configuration file, such as a saved run's.
+
+    Relative paths of a saved run refer to the folder in which the user started it.
+    """
+    there = started_in(file.parent)
+    if there is None or there == Path.cwd():
+        return read_config(file)
+    file = file.absolute()
+    with contextlib.chdir(there):
+        found = read_config(file)
+        paths = {"schema": True, "data_root": True, "data": is_own(found.get("data", "lagoon"))}
+        paths["method"] = ".py:" in found.get("method", "")
+        for key in (key for key, is_path in paths.items() if is_path and key in found):
+            found[key] = str(Path(found[key]).expanduser().absolute())
     return found
 
 

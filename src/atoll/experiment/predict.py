@@ -103,7 +103,8 @@ class Trained:
     def of(cls, folder: Path, seed: int | None, device: str, method: Method | None) -> Trained:
         """Read a run's model. Refuse a method that is bound to its training graph."""
         run = RunFolder(folder)
-        config, number = run.config, run.config.seed if seed is None else seed
+        config = run.located_config
+        number = config.seed if seed is None else seed
         model = run.model(number)
         encoder = read_encoder(run.model_folder(number))
         found = cls.built(folder, config, number, model, encoder, device, method)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -29,7 +29,14 @@ from atoll.data.public.registry import homes_of_data
 from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.synthetic import built_in
 from atoll.engines.prepare import ready_graphs
-from atoll.experiment.config import RunConfig, config_text, data_header, resolve, with_own_partition
+from atoll.experiment.config import (
+    RunConfig,
+    check_divided,
+    config_text,
+    data_header,
+    resolve,
+    with_own_partition,
+)
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.metrics import label_of
 from atoll.experiment.model import read_encoder
@@ -84,6 +91,8 @@ class Problem:
     @classmethod
     def of(cls, given: RunConfig, data: Data | None = None, clock: Clock = OFF) -> Problem:
         """Resolve a configuration. No data are loaded yet."""
+        if isinstance(data, Federation):
+            check_divided(given, _choices(data))
         return cls(given, *resolve(given, task_of_object(data)), data, clock)
 
     @property
@@ -113,9 +122,8 @@ class Problem:
     def _divide(self, seed: int) -> Division:
         config, data = self.config, self.data
         if isinstance(data, Federation):
-            made = {key: data.about.get(key, "given") for key in ("partition", "split")}
-            made |= {"clients": len(data), "ratios": None}
-            return Division(data, [], msgspec.structs.replace(config, **made))
+            made = msgspec.structs.replace(config, ratios=None, **_choices(data))
+            return Division(data, [], made)
         if self.divided is not None:
             return Division(*open_federation(config, self.divided), config)
         if (cache := self.cache) is None:
@@ -231,6 +239,12 @@ class Problem:
         for name in self.rules.prepare:
             source = PREPARATIONS[name](source)
         return source, config
+
+
+def _choices(data: Federation) -> dict[str, Any]:
+    """Return the options that a divided federation determines."""
+    made = {key: data.about.get(key, "given") for key in ("partition", "split")}
+    return {"clients": len(data), **made}
 
 
 class Settled(msgspec.Struct, forbid_unknown_fields=True):

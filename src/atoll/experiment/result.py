@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 import numpy as np
 
-from atoll.core.errors import DataError
+from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import known_names
 from atoll.core.files import side_by_side, write_atomically
 from atoll.core.method import Method
@@ -30,7 +30,7 @@ from atoll.experiment.card import write_cards
 from atoll.experiment.config import RunConfig, saved_text
 from atoll.experiment.hardware import environment
 from atoll.experiment.history import SCORED, History, Selection, threshold_of
-from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, spread
+from atoll.experiment.metrics import METRICS, POOLED, WEIGHTINGS, best_round, find_metric, spread
 from atoll.experiment.newcomer import FirstDay
 from atoll.experiment.threshold import of_alerts
 from atoll.experiment.unseen import Unseen
@@ -199,6 +199,7 @@ class Result:
     def of_clients(self, metric: str = "accuracy", role: str = "test") -> np.ndarray:
         """Return a metric by seed and client, (S, K), at the round that the protocol selects."""
         rule = self.selection
+        _check_score(metric, role, rule.scored)
         return np.stack([rule.of_clients(seed.history, metric, role) for seed in self.seeds])
 
     def curve(
@@ -212,6 +213,7 @@ class Result:
         """
         rule, metric = self.selection, metric or self.metric
         rule = replace(rule, scored=scored or rule.scored)
+        _check_score(metric, role, rule.scored)
         return np.stack([rule.mean(seed.history, metric, role) for seed in self.seeds])
 
     def after_training(self) -> list[str]:
@@ -311,6 +313,14 @@ class Result:
         side_by_side(partial(write_atomically, out / name, files[name]) for name in files)
         # The last file. Its presence shows that the run is finished.
         write_atomically(out / RESULT, text.encode())
+
+
+def _check_score(metric: str, role: str, scored: str) -> None:
+    """Raise an error that lists the names if one of the three is unknown."""
+    find_metric(metric)
+    for kind, given, known in (("role", role, ROLES), ("scored model", scored, SCORED)):
+        if given not in known:
+            raise ConfigError(f"unknown {kind} '{given}'; choose one of: {', '.join(known)}")
 
 
 def metrics_table(

@@ -81,6 +81,9 @@ def run(
         >>> result.metrics()["test_accuracy"]["mean"] > 0.5
         True
     """
+    if isinstance(method, type):
+        made = f"{method.__name__}(net=...)"
+        raise ConfigError(f"method is the class {method.__name__}; give its name, or {made}")
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
     given_engine = None if isinstance(engine, str) else engine_factory(engine)

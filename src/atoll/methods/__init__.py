@@ -26,6 +26,7 @@ from atoll.methods.feddc import FedDC as FedDC
 from atoll.methods.fedgnn import FedGNN as FedGNN
 from atoll.methods.fedgta import FedGTA as FedGTA
 from atoll.methods.fediih import FedIIH as FedIIH
+from atoll.methods.fedopt import SERVER_OPTIMIZERS
 from atoll.methods.fedopt import FedOpt as FedOpt
 from atoll.methods.fedper import FedPer as FedPer
 from atoll.methods.fedproto import FedProto as FedProto
@@ -78,6 +79,9 @@ def method_class(name: str) -> type[Method]:
         base = name.lower().removesuffix("+")
         if base in METHODS and "plus" in METHODS[base].presets:
             raise ConfigError(f"unknown method '{name}'; it is {base} with --set preset=plus")
+        if (server := method_name(name).removeprefix("fed")) in SERVER_OPTIMIZERS:
+            hint = f"it is fedopt with --set server_optimizer={server}"
+            raise ConfigError(f"unknown method '{name}'; {hint}")
         raise unknown("method", name, METHODS)
     where, _, attribute = name.rpartition(":")
     if not where.endswith(".py") and not all(part.isidentifier() for part in where.split(".")):

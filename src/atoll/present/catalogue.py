@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,15 @@ def method_page(name: str) -> RenderableType:
     page = _titled(title, "key", "default", "meaning", "takes")
     net = (*cls.nets, "gcn")[0]
     # A method may start with another learning rate than the default of the optimizer.
-    optimizer = next(f.default for f in fields(cls) if f.name == "optimizer")
-    kind = next(name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made))
+    optimizer = next((f.default for f in fields(cls) if f.name == "optimizer"), None)
+    kind = next((name for name, made in OPTIMIZERS.items() if isinstance(optimizer, made)), None)
     own, plain = hyper_rows(cls), hyper_rows(NETS[net])
     taken = {key for key, *_ in own}
     of_net = [(f"net.{key}" if key in taken else key, *rest) for key, *rest in plain]
-    of_optimizer = hyper_rows(type(optimizer), optimizer)
-    for title, rows in (("", own), (f"network {net}", of_net), (f"optimizer {kind}", of_optimizer)):
+    parts_of: dict[str, Sequence[Sequence[str]]] = {"": own, f"network {net}": of_net}
+    if kind is not None:
+        parts_of[f"optimizer {kind}"] = hyper_rows(type(optimizer), optimizer)
+    for title, rows in parts_of.items():
         if title:
             page.add_section()
             page.add_row(Text(title, style="bold"))
@@ -96,7 +99,8 @@ def method_page(name: str) -> RenderableType:
     page.add_section()
     nets = [name for name in cls.nets or NETS if task_of(NETS[name]) in cls.tasks]
     page.add_row("net", net, "the network", " or ".join(nets))
-    page.add_row("optimizer", kind, "the clients' optimizer", " or ".join(OPTIMIZERS))
+    if kind is not None:
+        page.add_row("optimizer", kind, "the clients' optimizer", " or ".join(OPTIMIZERS))
     for key, value in cls.for_graphs.items():
         page.add_row(key, str(value), "where graphs are classified", "")
     for preset, settings in cls.presets.items():
@@ -108,8 +112,9 @@ def method_page(name: str) -> RenderableType:
     private += f"\nNew nodes (atoll predict): {f'no: {bound}' if bound else 'yes'}"
     if "aggregate" not in hypers(cls):
         private += f"\nAggregation rules (--set aggregate): none, because {cls.not_averaging}"
-    about = Text(f"\nPaper: {cls.paper}\n{private}\n")
-    parts: list[RenderableType] = [Text(_unwrapped(module_doc(cls))), about, page]
+    about = Text(f"\nPaper: {cls.paper or 'none'}\n{private}\n")
+    words = module_doc(cls) or inspect.getdoc(cls) or ""
+    parts: list[RenderableType] = [Text(_unwrapped(words)), about, page]
     for option, space in (("", cls.space), *((f" --preset {k}", v) for k, v in cls.grids.items())):
         ranges = ", ".join(f"{key} {wanted}" for key, wanted in space.items())
         parts.append(Text(f"Searched by `atoll tune {name}{option}`: {ranges}"))

@@ -281,7 +281,7 @@ def test_names_of_tables_and_figures(text: str, found: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("paper", "text", "sentence"),
     [("fedath", "tabel1", "did you mean 'table1'"), ("gcfl", "6", "did you mean 'fig6'"),
-     ("fedath", "fig12", "did you mean 'fig"), ("fedath", "x", "choose one of")],
+     ("fedath", "fig12", "choose one of: fig"), ("fedath", "x", "choose one of")],
 )  # fmt: skip
 def test_unknown_tables_get_a_suggestion(paper: str, text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

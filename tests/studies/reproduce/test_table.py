@@ -111,7 +111,8 @@ def test_only_knows_our_names_too_and_the_papers_first() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [("dataset", "COLUMN=VALUE"), ("colour=red", "unknown column of --only"),
-     ("dataset=Coar", "did you mean 'Cora'"), ("dataset=Cora,dataset=Photo", "choose one of")],
+     ("dataset=Coar", "did you mean 'Cora'"), ("dataset=Cora,dataset=Photo", "choose one of"),
+     ("clients=99", "unknown clients of this table .99.; choose one of: 10, 15, 20")],
 )  # fmt: skip
 def test_wrong_choices_are_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

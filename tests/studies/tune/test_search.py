@@ -78,6 +78,14 @@ def test_defaults_lie_in_the_space() -> None:
         assert cls.space.keys() - found.keys() <= {"server_lr"}, name  # its default is "choose"
 
 
+def test_the_type_of_a_field_decides_whether_a_range_is_whole() -> None:
+    ranges = {"mu": "0..1", "lr": "1..2:log", "layers": "1..3"}
+    found = space("fedprox", **{key: parse_range(key, text) for key, text in ranges.items()})
+    assert (found["mu"], found["lr"]) == (Real(0, 1), Real(1, 2, log=True))
+    assert found["layers"] == Whole(1, 3)
+    assert space("fedopt", server_lr=Whole(1, 2))["server_lr"] == Real(1, 2)  # or None
+
+
 def test_what_the_user_sets_is_not_searched() -> None:
     found, notes = settings(set={"lr": 0.1, "net.hidden": 16})
     assert found.keys() == {"weight_decay", "dropout", "mu"}

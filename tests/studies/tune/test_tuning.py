@@ -190,3 +190,17 @@ def test_the_number_of_jobs_changes_no_result(whole: TuningResult, tmp_path: Pat
     assert set(ends) == {cell.name for cell in (tmp_path / "two" / "cells").iterdir()}
     with pytest.raises(ConfigError, match="jobs is '0'"):
         tune(jobs=0)
+
+
+@pytest.mark.parametrize("name", ["mine=my.py:Mine", "strong=fedprox", "fedprox:mu=0.1"])
+def test_a_label_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"no labels and settings as in '{name}'; name a method"):
+        atoll.tune(["fedavg", name], "lagoon:nodes=150", out=tmp_path / "t")
+
+
+def test_a_folder_may_have_an_equals_sign(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    (folder / "tuned_in_odd_folder.py").write_text("class No: ...")
+    with pytest.raises(ConfigError, match="has no method 'Mine'"):
+        atoll.tune(f"{folder}/tuned_in_odd_folder.py:Mine", "lagoon:nodes=150")

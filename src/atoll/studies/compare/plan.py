@@ -268,8 +268,6 @@ def _check_problem(
             raise ConfigError(f"{lacks}; choose another --metric")
     if None not in finished:
         return
-    if isinstance(first.data, Federation) and first.config.clients is not None:
-        raise ConfigError(f"'{first.data.name}' is already divided; remove clients")
     problem = Problem.of(first.config, first.data)
     federation = federations(problem, problem.config.seed).federation
     metric_of(msgspec.structs.replace(problem.config, metric=metric), federation)

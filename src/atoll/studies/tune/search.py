@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from atoll.core.errors import ConfigError, unknown
 from atoll.core.federation import Federation
+from atoll.core.hyper import hypers
 from atoll.core.method import Method
 from atoll.core.space import OneOf, Range, Real, Space, Value, Whole, values_of
 from atoll.data.public.registry import task_of_data
@@ -142,8 +143,9 @@ def space_of(
     """
     cls, name = method_class(config.method), config.method
     declared: Space = cls.space if preset is None else _grid(cls, name, preset)
-    search = search or {}
-    known = {key for part in _parts(build_method(config, task=task)) for key in _names(part)}
+    parts = _parts(build_method(config, task=task))
+    known = {key for part in parts for key in _names(part)}
+    search = {key: _as_typed(parts, key, wanted) for key, wanted in (search or {}).items()}
     fixed = {key.rpartition(".")[2] for key in asked.set}
     fixed |= {"epochs"} if asked.epochs is not None else set()
     chose = {"net", "optimizer"} & fixed
@@ -169,6 +171,14 @@ def space_of(
         raise ConfigError(f"{name} has nothing left to search; remove a --set, or add --search")
     _check_values(config, task, space)
     return space, notes
+
+
+def _as_typed(parts: Sequence[Any], key: str, wanted: Range) -> Range:
+    """Return a range of whole numbers as a range of real ones if the field takes real numbers."""
+    kinds = [hypers(type(part))[key].kind for part in parts if key in _names(part)]
+    if not isinstance(wanted, Whole) or not kinds or float not in (kinds[0], *get_args(kinds[0])):
+        return wanted
+    return Real(wanted.low, wanted.high, log=wanted.log)
 
 
 def _grid(cls: type[Method], name: str, preset: str) -> Space:
