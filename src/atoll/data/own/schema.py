@@ -133,7 +133,8 @@ class Schema:
         for name, rule in self.columns.items():
             where = f"{self.file} [columns.{name}]"
             check_rule(rule, where)
-            role = "ignore" if rule.kind == "text" else rule.role
+            named = name in (self.id, self.label, self.split, self.owner)
+            role = "ignore" if rule.ignored and not named else rule.role
             many = "ignore" if role == "ignore" else "categories"
             if role == "ignore" or (role in (None, "feature") and rule.kind == "category"):
                 before = given.get(many, getattr(self, many))
