@@ -71,6 +71,7 @@ class OwnOptions:
     columns: Mapping[str, Rule] = field(default_factory=dict)  # these override the schema's
     encoder: str = "federated"  # how several owners measure columns: a name from `agree.MODES`
     private: bool = False  # whether the schema must declare all statistics
+    min_classes: int = 2  # 1 for a site, which may lack classes of its federation
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
