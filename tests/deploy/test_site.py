@@ -617,6 +617,27 @@ def test_a_server_learns_no_name_of_a_file_by_a_positive_class(tmp_path):
     assert site.data.name not in reply.head["reason"]
 
 
+KEPT = {"clip": 1.0, "noise": 1.0, "randomness": "site", "scores": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"threshold": "max_f1"}, True),
+        ({"metric": "average_precision"}, True),
+        ({"metric": "auc"}, False),
+        ({"threshold": "max_f1", "dp": KEPT}, False),  # bins stay at the site
+    ],
+)
+def test_a_run_that_needs_refused_bins_does_not_begin(options, refused, tmp_path):
+    data = read_site_data(write_clients(two_classes(), tmp_path / "data")[0])
+    one = Site(data, Policy(), tmp_path / "site")
+    config = config_text(make_config(method="fedavg", rounds=9, set={"hidden": 5}, **options))
+    reply = one.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b""))
+    assert ('disclose = ["score.bins"]' in reply.head.get("reason", "")) == refused
+    assert (one.job is None) == refused
+
+
 @pytest.mark.parametrize(
     ("classes", "options", "allowed"),
     [
