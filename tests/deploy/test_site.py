@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
@@ -98,7 +99,9 @@ def test_a_site_names_its_version_only_to_a_server_that_asks(tmp_path, monkeypat
     assert one.answer(Packet(old, b"")).head == one.data.summary()
     told = one.answer(Packet({**old, "atoll": "8.0"}, b"")).head
     assert told == {**one.data.summary(), "atoll": "7.1"}
-    assert [event["server"] for event in one.audit.events(event="hello")] == ["older", "8.0"]
+    noted = one.audit.events(event="hello")
+    assert [event["server"] for event in noted] == ["older", "8.0"]
+    assert noted[1]["bytes"] == len(json.dumps(told, separators=(",", ":")))
 
 
 @pytest.mark.parametrize("run", ["", "../r", "r/../..", "/tmp/r", "r.0", "r" * 101, 3, None])

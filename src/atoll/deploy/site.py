@@ -195,9 +195,9 @@ class Site:
             summary["atoll"] = __version__
         body = msgspec.json.encode(columns) if columns else b""
         self.policy.check_bytes(len(body), 0)
-        server = head.atoll or "older"
-        known = {"method": head.method, "server": server, "told": told}
-        self.audit.note("hello", run=head.run, **known, **self.cost())
+        size = len(msgspec.json.encode(summary)) + len(body)
+        known = {"method": head.method, "server": head.atoll or "older", "told": told}
+        self.audit.note("hello", run=head.run, **known, bytes=size, **self.cost())
         return Packet(summary, body)
 
     def _named(self, columns: list[str]) -> Json:
