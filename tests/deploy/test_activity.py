@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import DataError
-from atoll.deploy.activity import Budget, ServerActivity, ServerRun, SiteActivity
+from atoll.deploy.activity import Budget, News, ServerActivity, ServerRun, SiteActivity
 from atoll.deploy.audit import Audit
 from atoll.deploy.coordinator import coordinate
 from atoll.deploy.policy import Policy
-from atoll.engines.fleet import Packet
+from atoll.engines.fleet import Packet, SitesFailed
 from atoll.experiment.privacy import epsilon, release
 from atoll.testing import small_federation
 from tests.deploy.private_site import DP, NOISE, OPTIONS, ask, begin, make_site, model_for
@@ -85,6 +85,30 @@ def test_a_site_counts_its_answers_refusals_and_epsilon_as_its_log_grows(tmp_pat
     assert activity.last_refusal == "its policy allows 9 rounds, but the run has 99"
     assert activity.budget().spent == pytest.approx(epsilon(2 * release(NOISE), 1e-5))
     assert SiteActivity(kit).read() == [run]
+
+
+def test_a_console_tells_what_happens_to_runs_once(make_room, tmp_path):
+    room = make_room(small_federation())
+    kit, server = kit_of(tmp_path / "site", room.folder / "site-1"), tmp_path / "server"
+    fleet, folder = room.fleet(), server / "atoll" / "runs" / "r"
+    orders = [room.order("fedavg", rounds=1, set={"hidden": width}) for width in (5, 6)]
+    coordinate(orders[0], fleet, folder, print)
+    assert News(server).read() == News(kit).read() == []  # all events are old
+    news = News(server), News(kit)
+    with pytest.raises(SitesFailed):
+        coordinate(orders[1], fleet, folder.parent / "other", print)
+    why = "run 'run-0' was begun here with another configuration"
+    refused = [f"run other: {name}: {why}" for name in room.names]
+    assert news[0].read() == ["run run begins", *refused]
+    assert news[1].read() == [f"run run-0 was refused: {why}"]
+    coordinate(orders[0], fleet, folder, print)
+    log = Audit(kit / "atoll" / "audit.jsonl")
+    for _ in range(2):
+        log.note("refused", reason="no")
+    log.note("delivered", run="run")
+    assert news[0].read() == ["run run begins", "run run has ended"]
+    ends = ["a request was refused: no", "run run has ended, and its model is here"]
+    assert news[1].read() == ["run run-0 begins", *ends]
 
 
 def test_the_budget_is_that_of_the_policy_the_site_was_started_with(tmp_path):

@@ -20,6 +20,7 @@ from atoll.deploy.kits import (
     CLASSES,
     COMM,
     GATES,
+    about_kit,
     certificate_days,
     check_certificates,
     check_site_name,
@@ -178,6 +179,14 @@ def test_a_restored_server_stores_into_its_new_place(tmp_path):
     assert text.count(f'"{copy}/atoll/store/') == 2
     assert str(kit) not in text
     assert "/tmp/nvflare" not in text
+
+
+def test_a_kit_without_its_certificate_waits_for_it(tmp_path):
+    with pytest.raises(ConfigError, match="is not a kit; make one with `atoll federate request`"):
+        about_kit(tmp_path)
+    (tmp_path / "pending").mkdir()
+    with pytest.raises(ConfigError, match=r"waits for .* federate join SIGNED.zip --kit"):
+        about_kit(tmp_path)
 
 
 def test_a_start_with_other_data_does_not_move_the_audit_log(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
@@ -98,7 +99,9 @@ def test_a_site_names_its_version_only_to_a_server_that_asks(tmp_path, monkeypat
     assert one.answer(Packet(old, b"")).head == one.data.summary()
     told = one.answer(Packet({**old, "atoll": "8.0"}, b"")).head
     assert told == {**one.data.summary(), "atoll": "7.1"}
-    assert [event["server"] for event in one.audit.events(event="hello")] == ["older", "8.0"]
+    noted = one.audit.events(event="hello")
+    assert [event["server"] for event in noted] == ["older", "8.0"]
+    assert noted[1]["bytes"] == len(json.dumps(told, separators=(",", ":")))
 
 
 @pytest.mark.parametrize("run", ["", "../r", "r/../..", "/tmp/r", "r.0", "r" * 101, 3, None])
@@ -615,6 +618,27 @@ def test_a_server_learns_no_name_of_a_file_by_a_positive_class(tmp_path):
     reply = site.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b""))
     assert "--positive is for two classes" in reply.head["reason"]
     assert site.data.name not in reply.head["reason"]
+
+
+KEPT = {"clip": 1.0, "noise": 1.0, "randomness": "site", "scores": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"threshold": "max_f1"}, True),
+        ({"metric": "average_precision"}, True),
+        ({"metric": "auc"}, False),
+        ({"threshold": "max_f1", "dp": KEPT}, False),  # bins stay at the site
+    ],
+)
+def test_a_run_that_needs_refused_bins_does_not_begin(options, refused, tmp_path):
+    data = read_site_data(write_clients(two_classes(), tmp_path / "data")[0])
+    one = Site(data, Policy(), tmp_path / "site")
+    config = config_text(make_config(method="fedavg", rounds=9, set={"hidden": 5}, **options))
+    reply = one.answer(Packet({"do": "begin", "run": "r-0", "config": config}, b""))
+    assert ('disclose = ["score.bins"]' in reply.head.get("reason", "")) == refused
+    assert (one.job is None) == refused
 
 
 @pytest.mark.parametrize(

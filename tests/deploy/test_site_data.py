@@ -21,6 +21,15 @@ def test_a_site_that_lacks_a_class_numbers_the_others_as_all_do(tmp_path, tables
             read_site_data(tmp_path / "b", classes=names)
 
 
+def test_a_site_may_have_one_class_if_it_lists_all(tmp_path, tables):
+    alone = read_site_data(tables(tmp_path / "a", "x"), classes=["x", "y"])
+    assert (alone.classes, set(alone.graph.y.tolist())) == (2, {0})
+    assert set(read_site_data(tmp_path / "a", classes=["w", "x"]).graph.y.tolist()) == {1}
+    for classes in ((), ["x"]):
+        with pytest.raises(DataError, match=r"only the class 'x'; list all .* with --classes"):
+            read_site_data(tmp_path / "a", classes=classes)
+
+
 def test_a_file_that_is_no_clients_data_is_refused(tmp_path):
     from atoll.engines.codec import save_checkpoint
 

@@ -108,7 +108,7 @@ def _is_public(text: str) -> bool:
 
 def parse_own_options(given: Mapping[str, object]) -> OwnOptions:
     """Parse the options of a user's own data from the command line."""
-    inner = ("columns", "encoder", "private")
+    inner = ("columns", "encoder", "private", "min_classes")
     known = [field.name for field in fields(OwnOptions) if field.name not in inner]
     columns = {key: value for key, value in given.items() if "." in key}  # as in age.scale=log
     options: dict[str, Any] = {k: v for k, v in given.items() if k not in columns}

@@ -208,6 +208,37 @@ class SiteActivity(Log):
         return Budget(epsilon(spent, rules.delta), rules.epsilon, rules.delta)
 
 
+class News:
+    """Sentences for a party's console about new events in its audit logs."""
+
+    def __init__(self, kit: Path) -> None:
+        self.folder, self.logs, self.last = state_folder(kit), dict[Path, Log](), ""
+        self.read()  # skip the events so far
+
+    def read(self) -> list[str]:
+        """Return a sentence on each run that began, ended or was refused since the last call."""
+        found = []
+        for path in (self.folder / "audit.jsonl", *self.folder.glob("runs/*/audit.jsonl")):
+            own = path.parent.name if path.parent != self.folder else ""
+            for _, kind, event in self.logs.setdefault(path, Log(path)).events():
+                sentence = _sentence(kind, event, str(event.get("run", own)))
+                if sentence not in ("", self.last):  # a server may repeat a refused request
+                    found.append(sentence)
+                    self.last = sentence
+        return found
+
+
+def _sentence(kind: str, event: Json, run: str) -> str:
+    """Return a sentence on an event for the console, or "" for the other events."""
+    ends, what = {"start": "begins", "begin": "begins"}, f"run {run}" if run else "a request"
+    ends |= {"finished": "has ended", "delivered": "has ended, and its model is here"}
+    if "site" in event:  # at the server
+        return f"{what}: {event['site']}: {event['reason']}" if "reason" in event else ""
+    if kind == "refused":
+        return f"{what} was refused: {event.get('reason')}"
+    return f"{what} {ends[kind]}" if kind in ends else ""
+
+
 class Budget(NamedTuple):
     """The epsilon of a site's noised updates against the server, its limit, and its delta."""
 

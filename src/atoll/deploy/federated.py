@@ -154,6 +154,8 @@ class FederatedRun(Run):
         first = wanted.seed == wanted.config.seed and not checkpoint.exists()
         refused = {site: why for site, why in failures.items() if why.kind == remote.REFUSED}
         if refused and first:  # nothing is lost yet, and the administrator can choose again
+            for site, why in refused.items():
+                wanted.audit.note(why.kind, site=site, reason=why.reason)
             raise remote.SitesFailed(refused)
         self._leave_out(failures, -1)
         super().start_from(checkpoint, fingerprint)

@@ -22,6 +22,7 @@ from atoll.core.errors import AtollError, ConfigError
 from atoll.core.files import finish_replacing, replacing, write_atomically
 from atoll.deploy.kits import (
     ADMIN,
+    PENDING,
     PORT,
     PROJECT,
     SCHEME,
@@ -40,7 +41,6 @@ from atoll.deploy.lock import FolderLock
 ROOT = "root"  # in the coordinator's folder: the root's certificate, and its encrypted key
 BUSY = "another approval or removal is in progress; try again"
 MEMBERS = "members.json"  # next to the root's key: the names of approved and of removed sites
-PENDING = "pending"  # in a kit: a key that waits for its certificate
 DAYS = 360
 """Days that a certificate is valid by default. `approve --days` sets another number."""
 KINDS = {"site": "site", "server": "server", "user": "admin"}  # FLARE's names and Atoll's names

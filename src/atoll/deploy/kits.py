@@ -36,6 +36,7 @@ CLASSES = {"server": ["atoll.deploy.jobs.Coordinator"], "site": ["atoll.deploy.j
 OLD_CLASSES = {path.replace("deploy", "federate"): path for (path,) in CLASSES.values()}
 """Class paths in the allow-lists of older kits, and their current paths."""
 PASSPHRASE = "ATOLL_PASSPHRASE"
+PENDING = "pending"  # in a kit: a key that waits for its certificate
 SETTINGS = "atoll.json"  # in a site's `local` folder: the paths of its data and its policy
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 GATES = {"server": "atoll.engines.gate.ServerGate", "site": "atoll.engines.gate.SiteGate"}
@@ -230,7 +231,10 @@ def about_kit(kit: Path) -> AboutKit:
     try:
         return msgspec.json.decode(file.read_bytes(), type=AboutKit)
     except OSError:
-        hint = "make kits with `atoll federate provision`"
+        if (kit / PENDING).exists():
+            hint = f"then join: atoll federate join SIGNED.zip --kit {kit}"
+            raise ConfigError(f"'{kit}' waits for the coordinator's approval; {hint}") from None
+        hint = "make one with `atoll federate request`, or `provision` for a trial"
         raise ConfigError(f"'{kit}' is not a kit; {hint}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{file}' is damaged ({error}); restore it from a backup") from None

@@ -195,9 +195,9 @@ class Site:
             summary["atoll"] = __version__
         body = msgspec.json.encode(columns) if columns else b""
         self.policy.check_bytes(len(body), 0)
-        server = head.atoll or "older"
-        known = {"method": head.method, "server": server, "told": told}
-        self.audit.note("hello", run=head.run, **known, **self.cost())
+        size = len(msgspec.json.encode(summary)) + len(body)
+        known = {"method": head.method, "server": head.atoll or "older", "told": told}
+        self.audit.note("hello", run=head.run, **known, bytes=size, **self.cost())
         return Packet(summary, body)
 
     def _named(self, columns: list[str]) -> Json:
@@ -330,6 +330,8 @@ class Job:
         self.rule = None if config.threshold is None else parse_rule(config.threshold)
         own = replace(data, name="its data")
         self.positive, bins = positive_of(config, own), bins_metric(config, own, sparing=True)
+        if bins is not None and not keeps_scores(config.dp):  # refuse before an update is sent
+            site.policy.check_reply(self.owners[EVALUATOR].score, {"bins"})
         # Evaluator flags that the configuration needs. The card lists the fields that they send.
         needed = {"with_train": True, "with_auc": data.classes == 2, "with_bins": bins is not None}
         needed["with_dropout"] = "dropout-at-eval" in config.compat

@@ -156,7 +156,7 @@ def read_site_data(
         "seed": seed,
         "rare": rare,
     }
-    alone = OwnOptions(time=time_column(split), encoder="pooled")
+    alone = OwnOptions(time=time_column(split), encoder="pooled", min_classes=1)
     source, report = load_own(path, schema, alone, encoder=encoder, telling=rare)
     source = source.prepared()
     labels, count = source.y, source.classes
@@ -170,6 +170,9 @@ def read_site_data(
         place = np.array([list(classes).index(name) for name in names], dtype=np.int64)
         labels = np.where(labels >= 0, place[labels.clip(min=0)], -1)
         names, count = tuple(classes), len(classes)
+    if count < 2:
+        hint = "list all classes of the federation, two or more, with --classes"
+        raise DataError(f"'{path}' has only the class '{names[0]}'; {hint}")
     source = replace(source, y=labels, classes=count)
     everyone = np.arange(source.num_nodes)
     recipe = "given" if source.split is not None else split

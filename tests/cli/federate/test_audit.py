@@ -21,7 +21,7 @@ def test_a_site_shows_what_left_it_and_notices_a_removed_end(cli, kits, refusal)
     path = kit / "atoll" / "audit.jsonl"
     assert "0 lines, unchanged; last hash none" in cli("federate", "audit", "--kit", kit).stdout
     log = Audit(path)
-    log.note("hello", run="r", method="fedavg")
+    log.note("hello", run="r", method="fedavg", bytes=300)
     for round in range(2):
         log.note("sent", run="r-0", round=round, step="train", bytes=1000, array_bytes=900)
         log.note("sent", run="p-0", round=round, step="train", bytes=10, release=round, noise=1.5)
@@ -29,7 +29,7 @@ def test_a_site_shows_what_left_it_and_notices_a_removed_end(cli, kits, refusal)
     log.note("refused", run="r-0", reason="no")
     found = json.loads(cli("federate", "audit", "--kit", kit, "--json").stdout)
     assert [tuple(row.values()) for row in found["sent"]] == [
-        ("r", "summary", "", 1, 0),
+        ("r", "summary", "", 1, 300),
         ("r-0", "train", "no noise", 2, 2000),
         ("p-0", "train", "noise 1.5", 2, 20),
         ("p-0", "score", "scores kept here", 1, 10),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +12,17 @@ import pytest
 
 from atoll.cli.federate.session import (
     continue_without,
+    foreground,
     make_order,
     names,
     stopping,
     supervise,
     with_newcomers,
 )
-from atoll.core.errors import ConfigError
+from atoll.core.errors import AtollError, ConfigError
 from atoll.deploy import coordinator
 from atoll.deploy import supervise as supervising
+from atoll.deploy.audit import Audit
 from atoll.experiment.config import make_config
 
 
@@ -62,6 +65,21 @@ def test_sigterm_unwinds_like_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt), stopping():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_party_tells_what_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "atoll" / "audit.jsonl"
+    Audit(log).note("begin", run="old-0")
+    code = f"""from pathlib import Path
+from atoll.deploy.audit import Audit
+Path({str(tmp_path / "log.json")!r}).write_text("Connection [CN1 a:1 => b:2] is created")
+Audit(Path({str(log)!r})).note("refused", run="r-0", reason="no \\x1b[2J")
+"""
+    with pytest.raises(AtollError, match="bank-a ended unexpectedly"):
+        foreground("bank-a", [sys.executable, "-c", code], tmp_path, None)
+    lines = capsys.readouterr().out.splitlines()
+    told = ["connected to the server", "run r-0 was refused: no  [2J"]
+    assert lines == [f"bank-a: {line}" for line in told]
 
 
 def test_each_line_about_a_job_is_printed_once(

@@ -147,7 +147,7 @@ BY_COLUMN = (
 scale = "none"
 missing = "own category"
 [columns]
-key = {role = "id"}
+key = {role = "id", kind = "text"}
 bank = {role = "owner"}
 age = {kind = "number", missing = "mean", empty = ["NA"], scale = "robust"}
 balance = {kind = "number", decimal = ",", scale = "log"}
@@ -159,7 +159,7 @@ ok = {kind = "boolean"}
 name = {kind = "text"}
 other = {role = "ignore", kind = "category", values = ["p"]}
 part = {role = "split"}
-class_ = {role = "label", empty = ["?"]}
+class_ = {role = "label", kind = "text", empty = ["?"]}
 """
     + EDGES
 )
@@ -178,6 +178,18 @@ class_ = {empty = ["?"]}
 """
     + EDGES
 )
+
+
+def test_an_answer_under_an_ignored_text_stays(tmp_path: Path) -> None:
+    rows = "".join(f"name {i},{i % 2},{'xy'[i % 2]}\n" for i in range(60))
+    path, schema = folder(tmp_path, f"who,f,label\n{rows}", "source,target\n"), "schema.toml"
+    asked = describe(path).toml()
+    assert 'role = "ignore"\nkind = "text"' in asked
+    path.joinpath(schema).write_text(asked.replace('role = "ignore"', 'role = "id"'))
+    assert load_own(path)[0].columns["id"][0] == "name 0"
+    again = describe(path)
+    assert not any("no column is the id" in problem.text for problem in again.problems)
+    assert 'role = "id"\nkind = "text"' in again.toml()
 
 
 @pytest.mark.parametrize("given", [BY_COLUMN, BY_LIST])

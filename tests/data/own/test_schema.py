@@ -110,6 +110,19 @@ def test_a_schema_gives_roles(tmp_path: Path) -> None:
     assert "edges.csv: ignored 'when'" in report.messages
 
 
+@pytest.mark.parametrize("nodes", ["", "[nodes]\nid = 'key'\nlabel = 'team'\n"])
+def test_a_role_wins_over_the_kind_text(tmp_path: Path, nodes: str) -> None:
+    rules = [("key", "id"), ("team", "label"), ("note", "feature")]
+    given = [f"{name} = {{kind = 'text', role = '{role}'}}\n" for name, role in rules]
+    if nodes:
+        given = [f"{name}.kind = 'text'\n" for name, _ in rules]
+    schema = f"{nodes}[columns]\n{''.join(given)}"
+    table = "key,f,team,note\na,1,x,u\nb,2,y,v\n"
+    source, report = load_own(folder(tmp_path, table, E, schema))
+    assert source.columns["id"].tolist() == ["a", "b"]
+    assert (report.classes, report.features) == (("x", "y"), ("f",))
+
+
 def test_a_schema_elsewhere_wins_over_the_folder_s_own(tmp_path: Path) -> None:
     data = folder(tmp_path / "data", schema='[nodes]\nignore = ["age"]\n')
     other = tmp_path / "other.toml"

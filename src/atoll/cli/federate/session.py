@@ -199,6 +199,11 @@ def supervise(
     return read_federated_result(order, folder)
 
 
+def printable(value: object) -> str:
+    """Remove control characters, because a reason may quote another party."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(value))
+
+
 def foreground(
     name: str,
     command: list[str],
@@ -208,21 +213,28 @@ def foreground(
 ) -> None:
     """Run a party's process until it ends or Ctrl-C, and then end its children.
 
+    Print a line when a site connects, and when a run begins, ends or is refused.
     Serve its metrics on the port `metrics`, if given. `prepare` changes the kit before the process
     starts (`Processes.start`).
     """
-    from atoll.deploy.local import NewLines, Processes, bound_log, lost_session, refusal
+    from atoll.deploy.activity import News
+    from atoll.deploy.local import CONNECTED, NewLines, Processes, bound_log, lost_session, refusal
     from atoll.deploy.metrics import serving
 
     log = kit.resolve() / "atoll" / "output.log"
     output, events, recent = NewLines(log), NewLines(kit / "log.json"), NewLines(kit / "log.json")
     why = partial(refusal, output, events) if name != "server" else str
+    news, links = News(kit), 0
     with stopping(), Processes() as processes, serving(kit, metrics, processes.alive):
         process = processes.start(name, command, log, kit, prepare)
         try:
             while process.poll() is None and not why():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=2)
+                before, links = links, len(CONNECTED.findall(events.read()))
+                connected = ["connected to the server"] if links > before else []
+                for line in (*connected, *news.read()):
+                    click.echo(f"{name}: {printable(line)}")
                 bound_log(log)
                 bound_log(kit / "audit.log")  # FLARE's log of every request to the server
                 if name != "server" and lost_session(recent):

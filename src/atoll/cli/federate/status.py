@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from atoll.cli.federate import session
-from atoll.cli.federate.session import AS_JSON, KIT
+from atoll.cli.federate.session import AS_JSON, KIT, printable
 from atoll.cli.options import command
 from atoll.deploy.activity import RunActivity, ServerActivity, SiteActivity
 from atoll.deploy.audit import Json
@@ -113,7 +113,7 @@ def _show_site(found: Json) -> None:
     if clear := sum(not run["private"] for run in sent):
         runs = f"{clear} run{'' if clear == 1 else 's'}"
         click.echo(f"{runs} without differential privacy: updates or scores left in the clear")
-    last = f"; the last: {_printable(found['last_refusal'])}" if found["last_refusal"] else ""
+    last = f"; the last: {printable(found['last_refusal'])}" if found["last_refusal"] else ""
     click.echo(f"{found['refusals']} refused, {found['failures']} failed{last}")
     rows = [
         [run["name"], run["round"], _megabytes(run["peers"]["server"]["sent"]), _ago(run["last"])]
@@ -144,14 +144,9 @@ def _ago(at: float | None) -> str:
     return f"{seconds} s ago"
 
 
-def _printable(value: object) -> str:
-    """Remove control characters, because a reason may quote another party."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(value))
-
-
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows in aligned columns, without control characters."""
-    lines = [[_printable(cell) for cell in row] for row in (heads, *rows)]
+    lines = [[printable(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

@@ -18,7 +18,7 @@ from pyarrow import types
 
 from atoll.core.errors import DataError
 from atoll.data.own.rules import Rule
-from atoll.data.own.schema import quoted
+from atoll.data.own.schema import OwnOptions, quoted
 from atoll.data.source import TEST, TRAIN, UNUSED, VAL
 
 ROLE_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
@@ -158,8 +158,9 @@ def label_values(labels: Column) -> pa.ChunkedArray:
     return column
 
 
-def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[str, ...]]:
+def encode_labels(labels: Column, options: OwnOptions) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the class number of each row, -1 if missing, and the sorted names of the classes."""
+    max_classes = options.max_categories
     column, name = label_values(labels), labels.name
     distinct = sorted_values(column)
     names = tuple(str(value) for value in distinct.to_pylist())
@@ -168,7 +169,7 @@ def encode_labels(labels: Column, max_classes: int) -> tuple[np.ndarray, tuple[s
         problem = f"holds {quoted(marks[0])}, which reads like a missing label"
         advice = "leave it empty for an unlabelled node, or give the class another name"
         raise labels.error(first(pc.equal(column, marks[0])), f"{problem}; {advice}")
-    if len(names) < 2:
+    if len(names) < options.min_classes:
         found = f"only the class {quoted(names[0])}" if names else "no label at all"
         advice = "classification needs two classes or more"
         raise DataError(f"column '{name}' of {labels.rows.name} holds {found}; {advice}")

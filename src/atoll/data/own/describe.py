@@ -68,7 +68,7 @@ class Description:
             role = self.roles.get(name, "feature")
             feature = role == "feature"
             rule = look.complete(known) if feature else look.rule
-            lines.append(f"role = {json.dumps('ignore' if rule.kind == 'text' else role)}")
+            lines.append(f"role = {json.dumps('ignore' if feature and rule.ignored else role)}")
             suits = {key: not feature or rule.kind in kinds for key, kinds in SUITS.items()}
             keys = [f.name for f in fields(rule) if suits.get(f.name, True)]
             lines += _lines(rule, keys[1:])

@@ -447,7 +447,7 @@ def encode_nodes(
     if encoder is None:
         assert roles.label is not None
         label = convert.cleaned(columns[roles.label], loading.rule(roles.label))
-        y, classes = convert.encode_labels(label, loading.options.max_categories)
+        y, classes = convert.encode_labels(label, loading.options)
         if not (features := fit(columns, roles, loading, clients)):
             advice = "add at least one, for example each node's degree"
             raise DataError(f"{rows.name} has no feature column; {advice}")

@@ -187,7 +187,7 @@ def _load_tensors(path: Path, loading: Loading) -> tuple[Source, OwnReport]:
         raise DataError(f"y of '{name}' holds {y.min()}; a label is 0 or more, or -1 for unknown")
     rows = Rows(f"'{name}'", lambda row: f"'{name}' node {row}")
     labels = pa.chunked_array([pa.array(y, mask=y == -1)])
-    y, classes = columns.encode_labels(Column(labels, "y", rows), options.max_categories)
+    y, classes = columns.encode_labels(Column(labels, "y", rows), options)
     ends = _tensor_edges(values, name, n, loading)
     owners = {key for key in (*OWNERS, options.owner) if key is not None and key in values}
     owned = {key: _array(values, key, name, 1, "one owner for each node", n=n) for key in owners}

@@ -54,6 +54,11 @@ class Rule:
     range: tuple[float, ...] = ()  # lowest and highest number, for scale = "range"
 
     @property
+    def ignored(self) -> bool:
+        """Whether the column is a text without a role. A text can still be an id or a label."""
+        return self.kind == "text" and self.role in (None, "feature")
+
+    @property
     def read_as_text(self) -> bool:
         """Whether a CSV reader must not infer the column's type."""
         return bool(self.kind == "category" or self.format or self.decimal == "," or self.empty)

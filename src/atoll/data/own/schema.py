@@ -71,6 +71,7 @@ class OwnOptions:
     columns: Mapping[str, Rule] = field(default_factory=dict)  # these override the schema's
     encoder: str = "federated"  # how several owners measure columns: a name from `agree.MODES`
     private: bool = False  # whether the schema must declare all statistics
+    min_classes: int = 2  # 1 for a site, which may lack classes of its federation
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -133,7 +134,8 @@ class Schema:
         for name, rule in self.columns.items():
             where = f"{self.file} [columns.{name}]"
             check_rule(rule, where)
-            role = "ignore" if rule.kind == "text" else rule.role
+            named = name in (self.id, self.label, self.split, self.owner)
+            role = "ignore" if rule.ignored and not named else rule.role
             many = "ignore" if role == "ignore" else "categories"
             if role == "ignore" or (role in (None, "feature") and rule.kind == "category"):
                 before = given.get(many, getattr(self, many))
