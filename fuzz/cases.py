@@ -64,7 +64,7 @@ SMALL = (
     1 << 70,
 )
 """Values for a configuration. None of them makes a model larger."""
-SITE_INPUTS = 500  # inputs after which the site is replaced, because its audit log grows
+SITE_INPUTS = 150  # inputs after which the site is replaced, because its audit log grows
 MOST = 1 << 16  # largest size of a mutated input in bytes
 
 
