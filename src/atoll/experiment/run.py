@@ -74,6 +74,7 @@ def run(
         save_every: Least seconds between two checkpoints.
         log: Other tools for the numbers of every round: "tensorboard", "mlflow", or both.
         **options: The fields of `RunConfig`: clients, partition, rounds, seeds, set and others.
+            docs/api.md and `atoll run --help` describe each of them.
 
     Examples:
         >>> import atoll
