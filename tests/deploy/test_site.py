@@ -669,3 +669,14 @@ def test_a_packet_asks_for_no_score_that_the_configuration_does_not_need(
     assert ask(one, model_for(one), **score, flags=asked).head == {}
     more = [name for name in ("auc", "bins") if f"with_{name}" in allowed]
     assert one.audit.events(event="sent")[-1]["scores"] == ["confusion", "loss", *more]
+
+
+def test_a_packet_names_no_attribute_that_returns_a_step(tmp_path, monkeypatch):
+    """Also if a later change adds one: a site looks up declared steps, not attributes."""
+    monkeypatch.setattr(Noised, "own", property(lambda self: self.base.train), raising=False)
+    site = make_site(tmp_path)
+    begin(site)
+    assert isinstance(site.job.owners["method"].own, Step)
+    answer = ask(site, model_for(site), step="own")
+    assert answer.body == b""
+    assert "'own'" in answer.head["reason"]
