@@ -58,8 +58,8 @@ class Work:
     def running(self, number: int) -> Iterator[None]:
         """Count a question and its time, even if the process ends within the block."""
         began = time.monotonic()
-        self.begin(number)
         try:
+            self.begin(number)
             yield
         finally:
             self.end(number, time.monotonic() - began)
@@ -67,9 +67,12 @@ class Work:
     def begin(self, number: int) -> None:
         """Count a question of a round, and write and lock the file of the running step."""
         self.questions[number] += 1
-        self.file = os.open(self.mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Under another name until it is locked, so that no starting job takes it for a left-over.
+        new = self.mark.with_name(f".{self.mark.name}")
+        self.file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         fcntl.flock(self.file, fcntl.LOCK_SH)
         os.write(self.file, json.dumps([self.run, number, time.time()]).encode())
+        os.replace(new, self.mark)
 
     def touch(self) -> None:
         """Note that the step still runs."""
@@ -87,16 +90,14 @@ class Work:
 
 def note_interrupted(audit: Audit, mark: Path, longest: float) -> None:
     """Log a step whose process ended during it, and delete its file. A running step is locked."""
-    if not mark.exists():
-        return
-    with mark.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with suppress(FileNotFoundError, BlockingIOError), mark.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        about = os.fstat(file.fileno())
+        if not about.st_nlink:  # the step has just ended
             return
         with suppress(ValueError, RecursionError):  # a crash may leave an empty file
             run, number, start = msgspec.json.decode(file.read(), type=tuple[str, int, float])
-            seconds = round(min(max(mark.stat().st_mtime - start, LEAST), longest), 3)
+            seconds = round(min(max(about.st_mtime - start, LEAST), longest), 3)
             reason = "its process ended in a step"
             audit.note(BAD, reason=reason, seconds=seconds, run=run, round=number)
         mark.unlink(missing_ok=True)

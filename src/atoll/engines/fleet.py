@@ -271,7 +271,7 @@ class Remote:
     def _check_message(self, message: Message, positions: Sequence[int], round: int) -> None:
         """Raise an error if a message is not finite: a site would refuse it, and be blamed.
 
-        If the row of another site that takes part is finite, the sites of bad rows have failed.
+        If only a minority of the sites' rows is bad, their sites have failed.
         Else, if only one site replied to the last step, it has failed. Else the server diverged.
         """
         asked = positions[:1] if isinstance(message, ToAll) else positions
@@ -281,7 +281,7 @@ class Remote:
         problem = "the server's model is not finite after the replies of"
         rows = () if isinstance(message, ToAll) else enumerate(self.names)
         there = [i for i, name in rows if name not in self.out]
-        if any(all_finite(message.for_one(i)) for i in there):
+        if 2 * sum(not all_finite(message.for_one(i)) for i in there) < len(there):
             why = Failure(BAD, "the server's model for this site alone is not finite")
             raise SitesFailed({self.names[i]: why for i in bad})
         if len(self.heard) == 1:
