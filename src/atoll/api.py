@@ -6,9 +6,10 @@ A `Result` does not depend on plots and predictions, so this module, in the top 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
@@ -20,10 +21,7 @@ from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.data.split import Ratios
 from atoll.experiment.config import owner_column
 from atoll.experiment.folder import read_result
-from atoll.experiment.predict import Trained
-from atoll.experiment.predict import predict as predict_new
-from atoll.experiment.predictions import Predictions
-from atoll.experiment.problem import Data
+from atoll.experiment.predict import Trained, predict
 from atoll.experiment.protocols import PROTOCOLS
 from atoll.experiment.result import Result
 from atoll.experiment.run import resume, run
@@ -39,6 +37,8 @@ __all__ = ["Result", "load", "partition", "read_result", "resume", "run", "save"
 globals().update(run=with_progress(run), resume=with_progress(resume))
 RULES = PROTOCOLS["strict"]
 CLIENTS = RULES.clients
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def plot(result: Result, kind: str = "convergence") -> Figure:
@@ -49,45 +49,6 @@ def plot(result: Result, kind: str = "convergence") -> Figure:
     from atoll.present.result_plots import plot_result  # matplotlib is slow to import
 
     return plot_result(result, kind)
-
-
-def predict(
-    result: Result,
-    data: str | Path | Data,
-    *,
-    joined: bool = False,
-    client: str | None = None,
-    seed: int | None = None,
-    device: str = "auto",
-    block: int | None = None,
-    threshold: float | None = None,
-    method: Method | None = None,
-) -> Predictions:
-    """Predict the classes of new nodes (or graphs) with a saved result.
-
-    Args:
-        result: A saved result (`out=`), because its folder contains the model.
-        data: A folder of tables with the columns of the training data, or other data with the same
-            number of features: a name, a federation file, or a Python object.
-        joined: The tables contain new nodes of the training graph, and their edges may name old
-            nodes. By default they are a separate graph.
-        client: The owner of all new nodes. By default their owner column or folder names it.
-        seed: A seed of the run. The default is its first seed.
-        device: "auto", "cpu", "cuda" or a certain GPU such as "cuda:1".
-        block: Nodes that are predicted at a time. By default as many as fit into memory.
-        threshold: Least probability of the positive class for an alert. By default the run's own.
-        method: The method object of a run that was started with one.
-
-    Examples:
-        >>> import atoll
-        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, out="used-run")
-        >>> result.predict("lagoon").probabilities.shape
-        (3000, 6)
-    """
-    return predict_new(
-        _folder_of(result), data, joined=joined, client=client, seed=seed, device=device,
-        block=block, threshold=threshold, method=method,
-    )  # fmt: skip
 
 
 def model(
@@ -123,8 +84,18 @@ def _folder_of(result: Result) -> Path:
     return Path(result.out)
 
 
+def _of_saved(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Result, P], T]:
+    """Make a method of a saved result from a function of a run's folder."""
+
+    @wraps(function)
+    def inner(result: Result, /, *args: P.args, **options: P.kwargs) -> T:
+        return function(_folder_of(result), *args, **options)
+
+    return inner
+
+
 Result.plot = plot
-Result.predict = predict
+Result.predict = _of_saved(predict)
 Result.model = model
 
 

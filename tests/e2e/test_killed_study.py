@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli import main
+from atoll.core.files import locked
 from atoll.experiment.status import StatusReader
 
 STUDY = [
@@ -117,10 +118,7 @@ def test_killed_and_interrupted(tmp_path: Path, uninterrupted: Path, jobs: str) 
 
 
 def test_two_processes_do_not_share_a_study(tmp_path: Path) -> None:
-    import fcntl
-
-    with (tmp_path / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(tmp_path, ""):
         result = CliRunner().invoke(main, [*STUDY, str(tmp_path)])
     assert result.exit_code == 2
     assert "another process is running the study" in result.output

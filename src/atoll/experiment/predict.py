@@ -275,6 +275,12 @@ def predict(
         block: Nodes that are predicted at a time. By default all, or 65536 if memory is too small.
         threshold: Least probability of the positive class for an alert. By default the run's own.
         method: The method object of a run that was started with one.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", "lagoon", clients=3, rounds=2, out="used-run")
+        >>> result.predict("lagoon").probabilities.shape  # with the result's folder
+        (3000, 6)
     """
     trained = Trained.of(Path(folder), seed, device, method)
     return predict_with(

@@ -118,7 +118,7 @@ class Result:
     plot: ClassVar[Callable[..., Figure]]
     """Draw the result (`atoll.api.plot`, which attaches itself here)."""
     predict: ClassVar[Callable[..., Predictions]]
-    """Predict new nodes with the saved model (`atoll.api.predict`)."""
+    """Predict new nodes with the saved model (`experiment.predict.predict`)."""
     model: ClassVar[Callable[..., Module]]
     """The saved model as a torch module (`atoll.api.model`)."""
 

@@ -8,7 +8,6 @@ still has the same folder (`studies.study_run`), events and errors as a separate
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.core.errors import ConfigError
-from atoll.core.files import clear_left_over, write_atomically
+from atoll.core.files import clear_left_over, locked, write_atomically
 from atoll.experiment.config import make_config, parse_config, what_differs
 from atoll.experiment.folder import read_json
 from atoll.experiment.loggers import check_logs
@@ -154,9 +153,5 @@ def lock_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"'{folder}' is not a folder; give another --out") from None
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is running the study in '{folder}'") from None
+    with locked(folder, f"another process is running the study in '{folder}'"):
         yield
