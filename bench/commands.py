@@ -37,7 +37,7 @@ COMMANDS = {
     "fedavg CS, 5 seeds": f"run fedavg --data cs {LOUVAIN} --seeds 5",
     "fedath Cora": f"run fedath --data cora {LOUVAIN}",
     "fediih Cora": f"run fediih --data cora {LOUVAIN}",
-    "fedtad Cora": f"run fedtad --data cora {LOUVAIN}",
+    "fedtad Cora": f"run fedtad --data cora {LOUVAIN} --set iterations=5",
     "gcfl+ PROTEINS": "run gcfl --data PROTEINS --clients 10 --set preset=plus",
 }
 START = "import torch; torch.ones(1, 1, 1, device='{0}').bmm(torch.ones(1, 1, 1, device='{0}'))"

@@ -60,7 +60,7 @@ METHODS = {  # Atoll's name: the peer's
     "fedproto": Peer("fedproto"),
     "fedtgp": Peer("fedtgp"),
     "fedgta": Peer("fedgta"),
-    "fedtad": Peer("fedtad", max_rounds=3),
+    "fedtad": Peer("fedtad", max_rounds=3, ours=("--set", "iterations=5")),
     "fedsage+": Peer(
         "fedsage_plus",
         max_rounds=3,

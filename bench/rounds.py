@@ -20,7 +20,7 @@ CORA = ("--data", "cora", "--clients", "10", "--partition", "louvain", "--epochs
 MOLECULES = ("--data", "molecules", "--protocol", "gcfl")
 WORK = {
     "fedavg": CORA,
-    "fedtad": CORA,
+    "fedtad": (*CORA, "--set", "iterations=5"),
     "gcfl": (*MOLECULES, "--set", "preset=plus"),
     "fedsage+": CORA,
     "adafgl": (*CORA, "--set", "federated_rounds=1"),

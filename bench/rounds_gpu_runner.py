@@ -46,6 +46,8 @@ def measure(method: str, data: str, seeds: int, listing: Path | None) -> dict[st
         given["protocol"] = "gcfl"
     if preset:
         given["set"] = {"preset": preset}
+    elif name == "fedtad":  # the public code's number of iterations, as in earlier measurements
+        given["set"] = {"iterations": 5}
     Sweep.advance = advance  # type: ignore[method-assign]
     try:
         result = atoll.run(name, data, **given)

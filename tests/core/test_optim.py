@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from atoll.core.fit import fit, minimise
 from atoll.core.graph import Graph
-from atoll.core.optim import SGD, Adam, Optimizer
+from atoll.core.optim import SGD, Adam, Optimizer, pull
 from atoll.core.random import fold, make_key, normal
 from atoll.core.tree import Tree, leaves, stack, take, tree_map
 from atoll.testing import small_federation
@@ -258,3 +258,25 @@ def test_one_adam_step_by_hand():
     assert float(state.mean) == pytest.approx(0.2)
     assert float(state.square) == pytest.approx(0.004)
     assert float(state.steps) == 1
+
+
+def test_pull_adds_the_proximal_term_with_and_without_vmap():
+    draw = torch.Generator().manual_seed(0)
+    grads, params, start = (
+        [torch.randn(3, *shape, generator=draw) for shape in ((4, 2), (5,))] for _ in range(3)
+    )
+    expected = [g + 0.3 * (w - s) for g, w, s in zip(grads, params, start, strict=True)]
+    for found in (
+        pull(grads, params, start, 0.3),
+        torch.func.vmap(lambda *trees: pull(*trees, 0.3))(grads, params, start),
+    ):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+    shared = torch.func.vmap(lambda g, w: pull(g, w, [s[0] for s in start], 0.3))(grads, params)
+    for one, g, w, s in zip(shared, grads, params, start, strict=True):
+        torch.testing.assert_close(one, g + 0.3 * (w - s[0]))
+
+
+def test_pull_changes_nothing_before_the_parameters_move():
+    grads, params = [torch.ones(3)], [torch.randn(3)]
+    assert pull(grads, params, params, 0.3) is grads

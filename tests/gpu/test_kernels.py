@@ -9,7 +9,7 @@ import torch
 
 from atoll.core.graph import moved
 from atoll.core.losses import cross_entropy, with_loss
-from atoll.core.optim import Adam
+from atoll.core.optim import Adam, pull
 from atoll.core.random import dropout, fold, make_key, normal, salted, uniform
 from atoll.core.task import NODES
 from atoll.core.tree import leaves, tree_map
@@ -21,6 +21,7 @@ from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.nn.disengcn import DisenGCN, route
 from atoll.nn.edges import weighted_gcn
+from atoll.nn.normalise import normalised
 from atoll.nn.ops import matmul, with_values
 from atoll.nn.views import loop_adjacency
 from atoll.testing import small_federation
@@ -285,3 +286,32 @@ def test_weighted_convolutions(columns: int) -> None:
 
     for cpu, gpu in zip(*both(found), strict=True):
         torch.testing.assert_close(cpu, gpu, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(40, 32), (3, 70)])
+def test_normalisation(shape: tuple[int, int]) -> None:
+    def made(device: str) -> list[torch.Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        h = torch.randn(5, *shape, generator=draw).to(device).requires_grad_()
+        many = torch.func.vmap(normalised)(h)
+        slope = torch.autograd.grad(many.square().sum() + normalised(h[0]).exp().sum(), h)
+        return [many.detach(), *slope]
+
+    for cpu, gpu in zip(*both(made), strict=True):
+        torch.testing.assert_close(cpu, gpu, rtol=1e-4, atol=1e-4)
+
+
+def test_pull() -> None:
+    def made(device: str) -> list[torch.Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        parts = [
+            [torch.randn(3, *one, generator=draw).to(device) for one in ((2000, 3), (5,))]
+            for _ in range(3)
+        ]
+        each = torch.func.vmap(lambda *trees: pull(*trees, 0.3))(*parts)
+        start = [leaf[0] for leaf in parts[2]]
+        shared = torch.func.vmap(lambda g, w: pull(g, w, start, 0.3))(*parts[:2])
+        return [*each, *shared]
+
+    for cpu, gpu in zip(*both(made), strict=True):
+        torch.testing.assert_close(cpu, gpu)

@@ -44,9 +44,9 @@ def test_the_residual_network_is_its_formula(layers, norm, jump):
     outputs = [torch.relu(graph.x @ first["weight"] + first["bias"])]
     for block in blocks:
         u = normed(outputs[-1])
-        inner = u @ block["self"] + means(graph) @ u @ block["neighbour"] + block["bias"]
-        step = torch.relu(inner) @ block["out"]["weight"] + block["out"]["bias"]
-        outputs.append(outputs[-1] + step)
+        own, neighbour = block["weight"][:, :8], block["weight"][:, 8:]
+        inner = u @ own + means(graph) @ u @ neighbour + block["bias"]
+        outputs.append(outputs[-1] + torch.relu(inner))
     h = torch.stack(outputs).mean(0) if jump else outputs[-1]
     assert_same(net(params, graph), normed(h) @ last["weight"] + last["bias"])
 
@@ -55,7 +55,7 @@ def test_blocks_that_add_nothing_leave_a_perceptron():
     net = Residual(90, 3, hidden=8, norm="none")
     graph, params = with_views(make(1, 14, 30), net.views), perturbed(net, 2)
     for block in params[1:-1]:
-        block["out"] = {"weight": torch.zeros(8, 8), "bias": torch.zeros(8)}
+        block |= {"weight": torch.zeros(8, 16), "bias": torch.zeros(8)}
     h = torch.relu(graph.x @ params[0]["weight"] + params[0]["bias"])
     assert_same(net(params, graph), h @ params[-1]["weight"] + params[-1]["bias"])
 

@@ -100,7 +100,7 @@ def _descend(
     steps: Steps, params: Tree, optimizer: Optimizer, state: Tree, bend: Adjust | None, owned: bool
 ) -> tuple[Tree, Tree]:
     """Make one optimizer step for each pair of a loss and a key. Return parameters and state."""
-    batch = current_batch()
+    batch, before = current_batch(), params
     if batch is not None and not owned and not leaves(params)[0].is_cuda:
         # Copy once per client before the first step. Otherwise the first step copies, and products
         # with a model that all clients share copy it again. On a GPU no step overwrites its input.
@@ -109,9 +109,10 @@ def _descend(
     for loss, noise in steps:
         grads = gradient(loss, params, noise)
         if bend is not None:
-            grads = bend(grads, params)
+            grads = bend(grads, before)
         params, state = optimizer.update(grads, params, state, owned=owned)
         owned = True  # from now on only this loop refers to the parameters, so it overwrites them
+        before = params
     return params, state
 
 

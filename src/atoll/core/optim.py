@@ -193,6 +193,50 @@ def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Te
     return (steps + 1, *flat[:count], *flat[2 * count :])
 
 
+def pull(grads: Tree, params: Tree, towards: Tree, mu: float | Varied) -> Tree:
+    """Return g + mu (w - start) for every leaf: the gradient with FedProx's proximal term.
+
+    On a GPU it is one kernel for all leaves.
+    """
+    parts = [leaves(tree) for tree in (grads, params, towards)]
+    if all(map(is_, *parts[1:])):  # the first step, before the parameters move
+        return grads
+    if isinstance(mu, Varied) or not inside_transform():
+        found = [g + mu * (w - start) for g, w, start in zip(*parts, strict=True)]
+    else:
+        found = call(_Pull, mu, 0, *(leaf for part in parts for leaf in part))
+    return with_leaves(grads, found)
+
+
+class _Pull(Constant):
+    """`pull` of the leaves of all clients at once. `axes` counts the axes of runs and clients."""
+
+    @staticmethod
+    def forward(mu: float, axes: int, *flat: Tensor) -> tuple[Tensor, ...]:
+        count = len(flat) // 3
+        grads, params, starts = (flat[i * count : (i + 1) * count] for i in range(3))
+        if axes and on_gpu(grads[0]):
+            from atoll.core.kernels import leaves as leaf_kernels
+
+            return leaf_kernels.pull(mu, axes, grads, params, starts)
+        rows = zip(grads, params, starts, strict=True)
+        # In place, because memory that was just written is still in the cache.
+        return tuple((w - start).mul_(mu).add_(g) for g, w, start in rows)
+
+    @staticmethod
+    def vmap(
+        info: Vmap, dims: Dims, mu: float, axes: int, *flat: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        size = info.batch_size
+        whole = [
+            leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
+            for leaf, dim in zip(flat, dims[2:], strict=True)
+        ]
+        step = _Pull.apply if inside_transform() else _Pull.forward
+        out = step(mu, axes + 1, *whole)
+        return out, (0,) * len(out)
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with optional momentum."""

@@ -21,6 +21,7 @@ from atoll.core.tree import Tree
 from atoll.nn import views
 from atoll.nn.init import apply_linear, kaiming, kaiming_bias, linear
 from atoll.nn.nets import GCN
+from atoll.nn.normalise import normalised
 from atoll.nn.ops import matmul
 
 
@@ -29,7 +30,7 @@ class Residual(Embedder):
     """Residual blocks with separate weights for a node and its neighbours (Platonov et al., 2023).
 
         h_0 = relu(X W + b);   u = norm(h_l-1)
-        h_l = h_l-1 + relu(u W_s + D^-1 A u W_n + b_1) W_2 + b_2,   l = 1, ..., L
+        h_l = h_l-1 + relu(u W_s + D^-1 A u W_n + b),   l = 1, ..., L
 
     The logits are norm(h_L) W + b. With `jump`, the mean of h_0, ..., h_L replaces h_L (jumping
     knowledge, Xu et al., 2018). Dropout acts on h_0 and after the ReLU of each block. The
@@ -55,12 +56,11 @@ class Residual(Embedder):
 
     def init(self, key: Tensor) -> Tree:
         wide = self.hidden
+        # The range of a linear map of a node and its mean neighbour, `linear(key, 2 * wide, wide)`.
         blocks = [
             {
-                "self": kaiming(fold(key, block, "self"), 2 * wide, wide)[:wide],
-                "neighbour": kaiming(fold(key, block, "neighbour"), 2 * wide, wide)[:wide],
+                "weight": kaiming(fold(key, block, "weight"), 2 * wide, wide).reshape(wide, -1),
                 "bias": kaiming_bias(fold(key, block, "bias"), 2 * wide, wide),
-                "out": linear(fold(key, block, "out"), wide, wide),
             }
             for block in range(self.layers)
         ]
@@ -69,15 +69,15 @@ class Residual(Embedder):
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Return the normalised input of the last layer, (N, hidden)."""
-        h = matmul(graph.views["x"], params[0]["weight"]) + params[0]["bias"]
+        h = matmul(graph.views["x"], params[0]["weight"], params[0]["bias"])
         h = dropout(h, key, graph.ids, self.dropout, "residual", 0, after=torch.relu)
         outputs = [h]
         for number, block in enumerate(params[1:-1], start=1):
-            u = self._normalised(h)
-            mean = matmul(graph.views["mean"], matmul(u, block["neighbour"]))
-            inner = mean + matmul(u, block["self"]) + block["bias"]
+            # One product with both matrices, W_s and W_n. The bias joins the sparse product.
+            own, neighbours = matmul(self._normalised(h), block["weight"]).chunk(2, -1)
+            inner = own + matmul(graph.views["mean"], neighbours, block["bias"])
             noise = key, graph.ids, self.dropout, "residual", number
-            h = h + apply_linear(block["out"], dropout(inner, *noise, after=torch.relu))
+            h = h + dropout(inner, *noise, after=torch.relu)
             outputs.append(h)
         last = torch.stack(outputs).mean(0) if self.jump else h
         return self._normalised(last)
@@ -87,12 +87,12 @@ class Residual(Embedder):
         return apply_linear(params[-1], h)
 
     def _normalised(self, h: Tensor) -> Tensor:
-        return functional.layer_norm(h, h.shape[-1:]) if self.norm == "layer" else h
+        return normalised(h) if self.norm == "layer" else h
 
 
 @dataclass(frozen=True)
 class Duo(Embedder):
-    """A GCN and a residual network, whose probabilities are averaged."""
+    """A GCN and a residual network of half its width, whose probabilities are averaged."""
 
     features: int
     classes: int
@@ -103,8 +103,8 @@ class Duo(Embedder):
     @property
     def branches(self) -> tuple[GCN, Residual]:
         """The two networks, in the order of their parameters."""
-        sizes = self.features, self.classes, self.hidden, self.layers, self.dropout
-        return GCN(*sizes), Residual(*sizes)
+        shape, rest = (self.features, self.classes), (self.layers, self.dropout)
+        return GCN(*shape, self.hidden, *rest), Residual(*shape, max(1, self.hidden // 2), *rest)
 
     @property
     def embeds(self) -> bool:
@@ -139,13 +139,14 @@ class Duo(Embedder):
         return _log_mean(self.each(params, graph, key))
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Concatenate the embeddings of both branches, (N, 2 hidden)."""
+        """Concatenate the embeddings of both branches, (N, hidden + hidden / 2)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Apply both last layers to the output of `embed`. Return logits as in a call, (N, C)."""
-        parts = zip(self._nets, params, h.chunk(2, -1), _keys(key), strict=True)
+        cut = h[..., : self.hidden], h[..., self.hidden :]
+        parts = zip(self._nets, params, cut, _keys(key), strict=True)
         return _log_mean([net.logits(own, x, graph, noise) for net, own, x, noise in parts])
 
 

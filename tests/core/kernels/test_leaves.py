@@ -1,4 +1,4 @@
-"""Adam and the check for finite numbers on a GPU equal the operations that they replace."""
+"""Adam, the pull and the check for finite numbers on a GPU equal what they replace."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ for beta in (0.9, 0.0):
         p = p - rate.float() * m / (v.sqrt() / bias.float() + 1e-8)
         for one, other in zip(found, (p, m, v)):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+for axes, start in ((1, values), (1, [one[:1].expand_as(one) for one in values])):
+    found = leaves.pull(0.3, axes, grads, means, start)
+    for one, g, w, begun in zip(found, grads, means, start):
+        torch.testing.assert_close(one, g + 0.3 * (w - begun), rtol=1e-6, atol=1e-6)
+pairs = [[leaf.unflatten(0, (3, 1)).repeat(1, 2, *[1] * (leaf.dim() - 1)) for leaf in part]
+         for part in (grads, means)]  # three runs of two clients
+own = [one.unsqueeze(1).expand(-1, 2, *one.shape[1:]) for one in values]
+for one, g, w, begun in zip(leaves.pull(0.3, 2, *pairs, own), *pairs, own):
+    torch.testing.assert_close(one, g + 0.3 * (w - begun), rtol=1e-6, atol=1e-6)
 some = [torch.randn(2, 9000), torch.randn(3, 2, 2), torch.full((1, 1), 3e38)]
 assert leaves.finite(some).all()
 some[0][1, 8999], some[1][2, 1, 1] = math.inf, math.nan

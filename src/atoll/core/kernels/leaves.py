@@ -1,4 +1,4 @@
-"""Kernels that process all leaves of a tree in one launch: an Adam step, and a finiteness check.
+"""Kernels that process all leaves of a tree in one launch: an Adam step, a pull, and a check.
 
 Leaves are (B, ...) float32 and contiguous, with B clients (or clients of several runs). A program
 processes a block of one client's part of one leaf.
@@ -40,6 +40,31 @@ def adam(
         num_warps=4,
     )  # fmt: skip
     return counted, new
+
+
+def pull(
+    mu: float,
+    axes: int,
+    grads: Sequence[Tensor],
+    params: Sequence[Tensor],
+    starts: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Return g + mu (w - start) for every leaf, where leaves begin with `axes` axes of clients.
+
+    If all clients have the same start, it is an expanded view. The kernel reads it without a copy.
+    """
+    shape = grads[0].shape[:axes]
+    shared = all(start.stride(axes - 1) == 0 for start in starts)
+    if shared:
+        starts = [start.select(axes - 1, 0) for start in starts]
+    given = [tuple(leaf.contiguous() for leaf in part) for part in (grads, params, starts)]
+    new = tuple(torch.empty_like(leaf) for leaf in given[0])
+    clients = math.prod(shape)
+    sizes = tuple(leaf.numel() // clients for leaf in given[0])
+    grid = (clients * sum(triton.cdiv(size, BLOCK) for size in sizes),)
+    each = shape[-1] if shared else 1
+    _pull[grid](*given, new, sizes, clients, each, mu, BLOCK=BLOCK, num_warps=4)
+    return new
 
 
 def finite(leaves: Sequence[Tensor]) -> Tensor:
@@ -100,6 +125,25 @@ def _adam(
             tl.store(new_values[leaf] + place, p - tl.div_rn(rate * m, size), mask=there)
             tl.store(new_means[leaf] + place, m, mask=there)
             tl.store(new_squares[leaf] + place, v, mask=there)
+        first += clients * chunks
+
+
+@triton.jit(do_not_specialize=["clients", "each"])
+def _pull(grads, values, starts, new, sizes, clients, each, mu: tl.float32, BLOCK: tl.constexpr):
+    """Process a block of one client's part of one leaf. `each` clients in a row share a start."""
+    program, first = tl.program_id(0), 0
+    for leaf in tl.static_range(len(values)):
+        chunks = tl.cdiv(sizes[leaf], BLOCK)
+        mine = program - first
+        if (mine >= 0) & (mine < clients * chunks):
+            client = mine // chunks
+            n = (mine % chunks) * BLOCK + tl.arange(0, BLOCK)
+            there, place = n < sizes[leaf], client.to(tl.int64) * sizes[leaf] + n
+            start = (client // each).to(tl.int64) * sizes[leaf] + n
+            w = tl.load(values[leaf] + place, mask=there, other=0.0)
+            away = w - tl.load(starts[leaf] + start, mask=there, other=0.0)
+            g = tl.load(grads[leaf] + place, mask=there, other=0.0)
+            tl.store(new[leaf] + place, g + mu * away, mask=there)
         first += clients * chunks
 
 
