@@ -241,9 +241,10 @@ def named(
     return Axis(name, *(ends[::-1] if down else ends), ticks=ticks)
 
 
-def plain_axis(name: str, low: float, high: float, count: int = 4) -> Axis:
-    """Make an axis from `low` to `high` with about `count` round ticks."""
-    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, count)])
+def plain_axis(name: str, low: float, high: float, count: int = 4, *, whole: bool = False) -> Axis:
+    """Make an axis from `low` to `high` with about `count` round ticks, or only whole ones."""
+    ticks = [t for t in nice_ticks(low, high, count) if not whole or t == int(t)]
+    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in ticks])
 
 
 def numbers_axis(
