@@ -19,6 +19,7 @@ def test_advice_ends_with_a_command_that_runs(cli) -> None:
     lines = result.stdout.splitlines()
     assert any(line.startswith("lagoon:nodes=200: 2 clients of ") for line in lines)
     assert any(line.startswith("Recommended: ") for line in lines)
+    assert any(line.split() == ["method", "accuracy", "state", "seeds", "s/seed"] for line in lines)
     command = next(line for line in lines if line.startswith("  atoll run "))
     cli(*shlex.split(command)[1:], "--quiet")
     found = json.loads(Path("a/advise.json").read_text())

@@ -76,7 +76,10 @@ FEW = ("run", "--clients", 2, "--rounds", 1)
         ((*SMALL, "--split", "globl"), "unknown split 'globl'; did you mean 'global'?"),
         ((*SMALL, "--protocol", "fedtda"), "unknown protocol 'fedtda'; did you mean 'fedtad'?"),
         ((*SMALL, "--engine", "fusd"), "unknown engine 'fusd'; did you mean 'fused'?"),
-        ((*SMALL, "--device", "gpu"), "unknown device 'gpu'; did you mean 'cpu'?"),
+        (
+            (*SMALL, "--device", "gpu"),
+            "unknown device 'gpu'; choose auto, cpu, cuda, or cuda:1 for GPU 1",
+        ),
         (
             (*SMALL, "--evaluate", "locl"),
             "unknown value of --evaluate 'locl'; did you mean 'local'?",

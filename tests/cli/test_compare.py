@@ -149,7 +149,7 @@ def test_a_failed_cell_is_told_and_the_rest_goes_on(cli, tmp_path: Path) -> None
         ((*METHODS, "--alpha", 2), "alpha is 2.0; give a number between 0 and 1"),
         ((*METHODS, "--seeds", 0), "seeds is 0; give a whole number of at least 1"),
         ((*METHODS, "--partition", "luvain"), "unknown partition 'luvain'; did you mean "),
-        ((*METHODS, "--device", "gpu"), "unknown device 'gpu'; did you mean 'cpu'?"),
+        ((*METHODS, "--device", "gpu"), "unknown device 'gpu'; choose auto, cpu, "),
         ((*METHODS, "--engine", "fusd"), "unknown engine 'fusd'; did you mean 'fused'?"),
         (("compare", "--resume", "s"), "'s' contains no study to resume (study.json is missing); "),
         (("compare", "--resume", "s", "--rounds", 3),

@@ -175,6 +175,19 @@ def test_bad_files_and_names_are_one_sentence(cli) -> None:
     assert not Path("atoll-runs").exists()
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_description_fits_the_terminal(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    nodes = "id,years_as_customer,signed_up,label\n"
+    nodes += "a,1,2020-01-02,x\nb,,2020-01-03,y\nc,3,2020-01-04,x\n"
+    folder(tmp_path / "g", nodes, "source,target\na,b\n")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = cli("data", "describe", "g").stdout
+    assert max(map(len, found.splitlines())) <= columns
+    assert "…" not in found
+
+
 def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> None:
     folder(tmp_path / "g", "id,age,label\na,1,x\nb,,y\nc,3,x\n", "source,target\na,b\n")
     found = cli("data", "describe", "g", "--out", "s.toml").stdout

@@ -60,6 +60,13 @@ VAL = [[0.5, 0.5], [0.75, 0.75], [1.0, 0.5]]
 TEST = [[0.0, 0.1], [0.2, 0.6], [0.9, 0.8]]
 
 
+def test_a_run_without_validation_nodes_is_warned_of():
+    ratios = {"ratios": "0.5/0/0.5"}
+    result = atoll.run("fedavg", "lagoon:nodes=100", clients=2, rounds=2, epochs=1, **ratios)
+    (warning, *_) = result.warnings()
+    assert warning.startswith("no validation score exists, so the result is that of the last round")
+
+
 def test_a_model_that_learnt_nothing_is_warned_of():
     options = {"data": "lagoon:nodes=150", "clients": 2, "rounds": 5, "set": {"hidden": 8}}
     learnt = atoll.run("fedavg", epochs=5, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def test_names_are_found_as_people_type_them(typed, name):
 
 
 def test_gcfl_plus_is_a_preset():
-    with pytest.raises(ConfigError, match=r"'GCFL\+'; it is gcfl with --set preset=plus"):
-        method_class("GCFL+")
+    for name, preset in (("GCFL+", "plus"), ("gcfl+dWs", "plus-dws")):
+        hint = f"'{name}'; it is gcfl with --set preset={preset} (among"
+        with pytest.raises(ConfigError, match=re.escape(hint)):
+            method_class(name)
 
 
 @pytest.mark.parametrize("server", ["adam", "yogi", "adagrad"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
+import atoll
 from atoll.present.ascii import adapt, plain
 
 
@@ -17,7 +19,11 @@ from atoll.present.ascii import adapt, plain
         ("é", "e"),
         ("ε", "epsilon"),
         ("Σ", "sigma"),
-        ("²", "2"),
+        ("²", "^2"),
+        ("⁻", "^-"),
+        ("ᵀ", "^T"),
+        ("\u0304", ""),  # a bar above the letter before
+        ("≠", "!="),
         ("中", "?"),
     ],
 )
@@ -40,6 +46,12 @@ def test_a_stream_writes_what_it_can(encoding: str, same: bool) -> None:
         assert text == "81.7 +-1.6, epsilon _# Zurich"  # a column keeps its width
     if encoding == "latin-1":
         assert text == "81.7 ± 1.6, epsilon _# Zürich"
+
+
+def test_every_sign_of_the_source_has_a_plain_form() -> None:
+    files = Path(atoll.__file__).parent.rglob("*.py")
+    signs = {letter for file in files for letter in file.read_text(encoding="utf-8")}
+    assert not [letter for letter in signs if not letter.isascii() and plain(letter) == "?"]
 
 
 def test_errors_of_reading_stay_errors() -> None:

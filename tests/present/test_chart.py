@@ -26,6 +26,7 @@ def test_ticks_are_round_numbers_inside_the_interval() -> None:
     assert nice_ticks(0, 40, 4) == [0, 10, 20, 30, 40]
     assert nice_ticks(78.2, 83.9, 4) == [80, 82]
     assert nice_ticks(5, 5) == [5]
+    assert nice_ticks(85.5, 94.5, 4) == [86, 88, 90, 92, 94]  # one tick would show no scale
 
 
 def test_numbers_that_are_far_apart_get_a_logarithmic_axis() -> None:

@@ -206,3 +206,11 @@ def test_small_matrices_are_tables_with_their_numbers():
 def test_words_replace_the_numbers():
     words = heat_of(np.array([[0.0, 1.0]]), words=np.array([["none", "a<b"]]))
     assert '<td style="--v:0.00">none</td><td style="--v:1.00">a&lt;b</td>' in words
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4, 7, 100])
+def test_a_whole_axis_has_only_whole_ticks(last: int) -> None:
+    words = [word for _, word in plain_axis("round", 1.0, float(last), whole=True).ticks or ()]
+    assert words
+    assert all(word.isdigit() for word in words)
+    assert len(words) <= 6

@@ -64,6 +64,6 @@ def test_output_is_checked_before_the_work(tmp_path, monkeypatch):
 
 def test_pictures_without_matplotlib_are_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match="plots need the package matplotlib"):
+    with pytest.raises(ConfigError, match="a plot needs the package matplotlib"):
         write_all(tmp_path, {"x.json": 1, "x.png": b""})
     assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,14 @@ def test_convergence_is_the_mean_over_seeds_with_their_band(result):
     assert band.min() == pytest.approx(100 * result.curve().min(), abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["convergence", "traffic"])
+def test_ticks_of_rounds_are_whole_numbers(result, kind):
+    axes = result.plot(kind).axes[0]
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert shown == [1, 2, 3]
+
+
 def test_the_curve_is_what_the_result_reports(result):
     found = result.metrics()
     last = [curve[-1] for curve in result.curve()]

@@ -55,6 +55,22 @@ def test_the_answer_the_chart_and_the_tests_are_in_the_studys_metric(compared: P
     assert "Wilcoxon" in page(found)  # on the technical page
 
 
+def test_the_level_of_guessing_and_the_threshold_are_on_the_page(tmp_path: Path) -> None:
+    how = {"clients": 2, "rounds": 2, "epochs": 1, "metric": "average_precision"}
+    atoll.run("fedavg", DATA, out=tmp_path / "a", threshold="max_f1", **how)
+    found = collect([tmp_path / "a"])
+    result, parts = found.shown[0].run.result, views(found)
+    counts = result.confusion().sum(1)
+    assert f"Guessing reaches {100 * counts[1] / counts.sum():.1f}" in parts["average precision"]
+    most = f"most frequent class reaches {100 * counts.max() / counts.sum():.1f}"
+    assert f"Always predicting the {most}" in parts["accuracy"]
+    assert "Guessing reaches 50.0" in parts["AUC"]
+    assert "uessing reaches" not in parts["recall"]  # an alert for every node finds all
+    assert "reaches" not in parts["macro F1"].partition("%</b>")[2]
+    threshold = result.metrics()["threshold"]["mean"]
+    assert f"alert if the probability is at least {threshold:.3g} (max_f1" in parts["accuracy"]
+
+
 def test_every_client_has_its_gain_and_the_worst_is_marked(compared: Path) -> None:
     found = collect([compared])
     text = views(found)["AUC"]

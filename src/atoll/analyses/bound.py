@@ -192,7 +192,7 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
     for name in ("bound", "‖A‖_F", "D_min", "d"):
         each = zip(means[name].T, (BLUE, RED), GRAPHS, strict=True)
         lines = tuple(Line(rounds, *values, shape="dot") for values in each)
-        charts.append(Chart(name, Axis("round"), Axis(), lines, legend="inside"))
+        charts.append(Chart(name, Axis("round", whole=True), Axis(), lines, legend="inside"))
     grid = tuple(charts[:2]), tuple(charts[2:])
     picture = Panels(f"FedATH, Corollary 5.2: {about}", grid, (11, 8))
     numbers: dict[str, object] = {"rounds": {str(n): one for n, one in found.items()}}

@@ -285,5 +285,5 @@ def _norm_chart(found: ThresholdProposal) -> Chart:
         words = f"{name} = {value:g}"
         marks.append(Rule(value, colour=colour, dash=plot.DASHED, width=1.2, text=words))
     title = "Norms without splits (shaded: rounds that determine the proposal)"
-    x, y = Axis("round", 0, rounds[-1]), Axis("norm of the update", log=True)
+    x, y = Axis("round", 0, rounds[-1], whole=True), Axis("norm of the update", log=True)
     return Chart(title, x, y, tuple(marks), legend="below")

@@ -84,7 +84,7 @@ def tree_chart(found: ClusterStudy, about: str) -> Panels:
     words = plot.named("", [found.names[client] for client in order], most=len(order))
     y_name = "client (coloured: final clusters; grey: single client)"
     y = Axis(y_name, len(order) - 0.4, -0.6, ticks=words.ticks)
-    chart = Chart("", Axis("round", 0, found.rounds), y, tuple(marks))
+    chart = Chart("", Axis("round", 0, found.rounds, whole=True), y, tuple(marks))
     return titled(about, chart, (12, min(2.6 + 0.3 * len(order), 16)))
 
 
@@ -124,7 +124,7 @@ def _norm_chart(found: ClusterStudy, text: str, members: list[int], named: bool 
         if low / 5 < value < 5 * high:
             marks.append(Rule(value, dash=plot.DASHED, text=name if named else ""))
     marks += _split_rules(found, members)
-    return Chart(text, Axis("", 0, found.rounds - 1), Axis("", log=True), tuple(marks))
+    return Chart(text, Axis("", 0, found.rounds - 1, whole=True), Axis("", log=True), tuple(marks))
 
 
 def _panels(found: ClusterStudy) -> list[tuple[str, list[int]]]:
@@ -163,7 +163,7 @@ def heterogeneity_charts(found: ClusterStudy, about: str) -> Panels:
     room = max(0.6, (5 - len(several)) / 2)  # a single cluster would have very wide bars
     names = [", ".join(found.names[member] for member in members) for members in several]
     ticks = [(float(i), "\n".join(textwrap.wrap(text, 16)[:6])) for i, text in enumerate(names)]
-    x = Axis("round", 0, found.rounds)
+    x = Axis("round", 0, found.rounds, whole=True)
     clusters = Axis("", -room, len(several) - 1 + room, ticks=ticks)
     y = Axis("mean over pairs of clients in one cluster (nats)", 0, top)
     title = "In each final cluster (dashed: all clients)"
@@ -184,7 +184,7 @@ def loss_chart(found: ClusterStudy, about: str) -> Panels:
         name, at = found.gains[place].name, np.arange(len(mean))
         marks.append(Line(at, mean, colour_of(place), name, mean - spread, mean + spread))
         tops += [mean.max(), np.quantile(mean + spread, 0.95)]  # the start would hide the rest
-    x = Axis("round (dotted: splits)", 0, found.rounds - 1)
+    x = Axis("round (dotted: splits)", 0, found.rounds - 1, whole=True)
     y = Axis("cross entropy, mean ± std over clients", 0, 1.1 * max(tops))
     chart = Chart("", x, y, tuple(marks), legend="inside")
     return titled(f"Test loss of the deployed model\n{about}", chart, (8, 5))

@@ -12,7 +12,7 @@ from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity
 from atoll.data.measure.structure import STATISTICS, walk_patterns
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels, Texts, named, number_text
-from atoll.present.tables import Table, make_table
+from atoll.present.tables import Column, Table, make_table
 
 MAX_CLASSES = 12  # maximum classes in the table of labels; the plot shows all
 
@@ -54,9 +54,9 @@ def _label_table(found: Heterogeneity) -> Table:
 def _pair_table(found: Heterogeneity) -> Table:
     kinds = _divergences(found)
     lines = [(name, _mean_std(of), *_extreme_pairs(of, found.names)) for name, of in kinds]
-    names = ("", "mean ± std", "most similar", "least similar")
+    names = (Column("", "left", wrap=True), "mean ± std", "most similar", "least similar")
     title = "Differences between clients (Jensen-Shannon divergence, 0 to 1)"
-    return make_table(names, lines, wrap=True, title=title)
+    return make_table(names, lines, title=title)
 
 
 def _shape_table(found: Heterogeneity) -> Table:
@@ -64,7 +64,7 @@ def _shape_table(found: Heterogeneity) -> Table:
     rows = [
         [
             f"{number_text(real, d)} | {number_text(mean, d)} "
-            f"(z {number_text(z, 1 if abs(z) < 100 else 0)})"
+            f"(z={number_text(z, 1 if abs(z) < 100 else 0)})"
             for real, mean, z, d in zip(*numbers, digits, strict=True)
         ]
         for numbers in zip(found.shape.real, found.shape.mean, found.shape.z, strict=True)

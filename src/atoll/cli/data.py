@@ -71,31 +71,30 @@ def check(ctx: click.Context, data_root: str | None) -> None:
 )
 def describe(path: Path, schema: Path | None, out: Path | None) -> None:
     """List the columns and all problems of your own tables, and draft a schema."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from atoll.core.files import write_atomically
     from atoll.data.own.describe import describe as look_at_all
+    from atoll.present.tables import make_table, rich_table
 
     if out is not None and out.exists():
         raise ConfigError(f"'{out}' exists; choose another --out, or remove it")
     found, console = look_at_all(path, schema), make_console()
-    table = Table("column", "role", "kind", "missing", "example", box=box.SIMPLE_HEAD)
+    rows = []
     for name, look in found.looks.items():
         known = look.column.values.drop_null()
         example = "" if not len(known) else str(known[0].as_py())[:20]
         gaps = len(look.column.values) - len(known)
         role = found.roles.get(name, "feature")
         kind = "" if name in found.roles else look.rule.kind or ""
-        table.add_row(*(Text(word) for word in (name, role, kind, str(gaps or ""), example)))
-    console.print(table)
+        rows.append((name, role, kind, gaps or "", example))
+    names = ("column", "role", "kind", "missing", "example")
+    console.print(rich_table(make_table(names, rows, left=5), gap=2))
     things = "1 thing" if len(found.problems) == 1 else f"{len(found.problems) or 'no'} things"
     todo = f"{things} to decide or to repair"
-    print_text(console, f"{found.rows} nodes; {todo}", style="")
+    print_text(console, f"\n{found.rows} nodes; {todo}", style="", wrap=True)
     for number, problem in enumerate(found.problems, 1):
-        rows = f" ({problem.rows} rows)" if problem.rows else ""
-        print_text(console, f"{number:3}. {problem.place}: {problem.text}{rows}", style="")
+        count = f" ({problem.rows} rows)" if problem.rows else ""
+        text = f"{number:3}. {problem.place}: {problem.text}{count}"
+        print_text(console, text, style="", wrap=True)
     if out is not None:
         write_atomically(out, found.toml().encode())
         print_text(console, f"Written: {out}; decide the lines with `# ?`", style="")

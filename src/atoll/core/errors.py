@@ -1,7 +1,7 @@
 """The errors that Atoll reports to its users.
 
 An error says in one sentence what was given, what is allowed and, usually, what to do next. The
-classes name the kind of fault. `unknown` and `check_name` write the errors for unknown names.
+classes name the kind of fault. Functions write the errors for unknown names and absent packages.
 """
 
 from __future__ import annotations
@@ -89,6 +89,12 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
         near = []
     hint = f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(names)}"
     return ConfigError(f"unknown {kind} '{given}'; {hint}")
+
+
+def not_installed(user: str, package: str, extra: str) -> ConfigError:
+    """Return the error for a package of an extra that is not installed."""
+    problem = f"{user} needs the package {package}, which is not installed"
+    return ConfigError(f"{problem}; install it with: pip install 'atoll-fgl[{extra}]'")
 
 
 def check_name(kind: str, given: str, allowed: Iterable[str]) -> None:

@@ -70,8 +70,11 @@ def _resolved(
     check_split(recipe, SPLITS)
     shares = options.pop("ratios", ratios)
     for option in options:
-        if option not in options_of(SPLITS[recipe]):
-            raise ConfigError(f"split '{recipe}' has no option '{option}'")
+        if option not in (known := options_of(SPLITS[recipe])):
+            allowed = ", ".join(("ratios (as in 0.6/0.2/0.2)", *sorted(known)))
+            raise ConfigError(
+                f"split '{recipe}' has no option '{option}'; choose one of: {allowed}"
+            )
     if isinstance(source, GraphSet) and recipe in GROWING:
         problem = f"split '{recipe}' is for one graph, but '{source.name}' is a set of graphs"
         raise ConfigError(f"{problem}; use split 'stratified'")

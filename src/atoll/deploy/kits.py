@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, not_installed
 from atoll.core.files import finish_replacing, write_atomically
 from atoll.deploy.audit import Json
 
@@ -47,8 +47,7 @@ COMM = {"allow_adhoc_conns": False, "streaming_retry_timeout": 10, "streaming_re
 def need_nvflare() -> None:
     """Raise a one-sentence error if nvflare (the extra `federation`) is not installed."""
     if importlib.util.find_spec("nvflare") is None:
-        hint = "install it: pip install 'atoll-fgl[federation]'"
-        raise ConfigError(f"a federation needs nvflare; {hint}")
+        raise not_installed("a federation", "nvflare", "federation")
 
 
 def provision(

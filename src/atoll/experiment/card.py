@@ -305,7 +305,7 @@ def _limits(about: Mapping[str, Any]) -> Iterator[str]:
     if why := about.get("bound"):
         yield f"- It cannot predict new nodes: {why}."
     elif about["encoder"]:
-        yield "- New tables need the same columns. A category that training never saw is refused."
+        yield "- New tables need the same columns. A new category counts as `other`, or is refused."
     if about["deployed"] != "global" or about["one_per_client"]:
         yield "- A client that never trained has no model here."
     yield "- Atoll does not check fairness between groups of people, or causes. Check them first."

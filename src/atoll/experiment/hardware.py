@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.core.errors import ConfigError, DeviceFull, check_name
+from atoll.core.errors import ConfigError, DeviceFull
 from atoll.engines.replay import out_of_memory
 
 PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-network", "pymetis")
@@ -79,8 +79,8 @@ def cores() -> int:
 def choose_device(wish: str) -> torch.device:
     """Return the device for "auto", "cpu", "cuda" or "cuda:1". A numbered GPU becomes current."""
     name, _, number = wish.partition(":")
-    if name != "cuda" or not number.isdecimal():
-        check_name("device", wish, ("auto", "cpu", "cuda"))
+    if wish not in ("auto", "cpu", "cuda") and (name != "cuda" or not number.isdecimal()):
+        raise ConfigError(f"unknown device '{wish}'; choose auto, cpu, cuda, or cuda:1 for GPU 1")
     if name == "cuda" and int(number or 0) >= (count := torch.cuda.device_count()):
         finds = f"the last GPU is cuda:{count - 1}" if count else "torch finds no GPU"
         raise ConfigError(f"device '{wish}' was asked for, but {finds}; use --device cpu or auto")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from atoll.core.errors import ConfigError, check_name
+from atoll.core.errors import ConfigError, check_name, not_installed
 from atoll.core.files import write_atomically
 from atoll.core.space import Value
 from atoll.core.task import ROLES
@@ -56,9 +56,7 @@ class RoundLog(Observer):
         try:
             return cls.load()
         except ImportError as error:
-            needs = f"--log {cls.package} needs the package {cls.package}, which is not installed"
-            hint = f"install it with: pip install 'atoll-fgl[{cls.package}]'"
-            raise ConfigError(f"{needs}; {hint}") from error
+            raise not_installed(f"--log {cls.package}", cls.package, cls.package) from error
 
     @classmethod
     def share(cls) -> None:

@@ -202,6 +202,19 @@ def from_confusion(confusion: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
+def guessing(metric: str, tested: np.ndarray, positive: int = 1) -> float | None:
+    """Return the score of guessing, given the number of nodes of each class, or None if unknown.
+
+    It is the accuracy of the most frequent class, or any other metric of equal probabilities.
+    """
+    formula = find_metric(metric).of_bins
+    if metric == "accuracy":
+        return float(tested.max() / tested.sum())
+    if formula is None or metric == "recall":  # an alert for every node has a recall of one
+        return 0.5 if metric == "auc" else None
+    return float(formula(tested[[1 - positive, positive]][:, None].astype(float), np.ones(1)))
+
+
 def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
     """Return precision, recall and F1 of each class, (..., C), or NaN if undefined."""
     hits = np.diagonal(confusion, axis1=-2, axis2=-1).astype(float)

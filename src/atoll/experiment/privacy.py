@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from atoll.core.dp import Noised
-from atoll.core.errors import ConfigError, check_name
+from atoll.core.errors import ConfigError, check_name, not_installed
 from atoll.core.method import Method
 from atoll.engines.ledger import Ledger
 
@@ -90,8 +90,7 @@ def make_privacy(given: str | Mapping[str, Any]) -> PrivacyConfig:
 def need_accountant() -> None:
     """Raise a one-sentence error if dp-accounting is not installed."""
     if find_spec("dp_accounting") is None:
-        problem = "differential privacy is accounted for by dp-accounting, which is not installed"
-        raise ConfigError(f"{problem}: pip install 'atoll-fgl[privacy]'")
+        raise not_installed("differential privacy", "dp-accounting", "privacy")
 
 
 def with_privacy(method: Method, privacy: PrivacyConfig | None) -> Method:

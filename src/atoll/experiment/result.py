@@ -233,6 +233,12 @@ class Result:
                     f"which is right for {most / counts.sum():.1%}; try --class-weights balanced, "
                     "scaled features, or a --metric that looks at the rare class"
                 )
+        best_of = self.select.startswith("best-val") and f"test_{self.metric}" in found
+        if best_of and f"val_{self.metric}" not in found:
+            said.append(
+                "no validation score exists, so the result is that of the last round; "
+                "give more labels, or other --ratios"
+            )
         picks = self.select.startswith("best-val") and (self.config.rounds or 1) >= LONG
         if picks and not any(found.get("best_round", {"per_seed": [1.0]})["per_seed"]):
             said.append(

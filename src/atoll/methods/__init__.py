@@ -76,9 +76,11 @@ def method_class(name: str) -> type[Method]:
         return METHODS[known]
     name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes
     if ":" not in name:
-        base = name.lower().removesuffix("+")
-        if base in METHODS and "plus" in METHODS[base].presets:
-            raise ConfigError(f"unknown method '{name}'; it is {base} with --set preset=plus")
+        base, _, rest = name.lower().partition("+")
+        preset = f"plus-{rest}" if rest else "plus"
+        if base in METHODS and preset in METHODS[base].presets:
+            hint = f"it is {base} with --set preset={preset} (among others: {base}:preset={preset})"
+            raise ConfigError(f"unknown method '{name}'; {hint}")
         if (server := method_name(name).removeprefix("fed")) in SERVER_OPTIMIZERS:
             hint = f"it is fedopt with --set server_optimizer={server}"
             raise ConfigError(f"unknown method '{name}'; {hint}")
@@ -96,7 +98,7 @@ def method_class(name: str) -> type[Method]:
                 f"method '{name}' imports a name from {error.name} that does not exist; import it "
                 "from atoll itself: from atoll import fit, average, ... (see docs/own-method.md)"
             ) from error
-        raise ConfigError(f"method '{name}' cannot be loaded: {error}") from error
+        raise ConfigError(f"method '{name.rstrip(':')}' cannot be loaded: {error}") from error
     except (Exception, SystemExit) as error:  # the file's own code, which may raise anything
         why = f"{described(error)}; correct it"
         raise ConfigError(f"method '{name}' cannot be loaded: {why}") from error

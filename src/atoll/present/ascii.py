@@ -6,14 +6,22 @@ import codecs
 import io
 import unicodedata
 
-SIGNS = {"±": "+-", "…": "...", "√": "sqrt"}
+SIGNS = {"±": "+-", "…": "...", "√": "sqrt", "≠": "!=", "λ": "lambda", "§": "section", "∈": "in"}
+SIGNS |= {"∂": "d", "∇": "grad", "∘": "*", "⊗": "x", "∪": "or", "⌊": "floor(", "⌋": ")"}
 SIGNS |= dict(zip("−–≈×·‖▁▂▃▄▅▆▇█", "--~x*|_.-:=+*#", strict=True))
 
 
 def plain(letter: str) -> str:
-    """Return a letter in ASCII: a known sign, the bare letter, a Greek name, or `?`."""
+    """Return a letter in ASCII: a known sign, the bare letter, a Greek name, or `?`.
+
+    Accents after a letter vanish, and a superscript gets a `^`.
+    """
+    if unicodedata.combining(letter):
+        return ""
     without_accent = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
     greek = unicodedata.name(letter, "").partition("GREEK")[2].rpartition(" LETTER ")[2]
+    if unicodedata.decomposition(letter).startswith("<super>"):
+        return "^" + unicodedata.normalize("NFKC", letter).replace("−", "-")
     return SIGNS.get(letter) or without_accent or greek.lower() or "?"
 
 

@@ -241,9 +241,10 @@ def named(
     return Axis(name, *(ends[::-1] if down else ends), ticks=ticks)
 
 
-def plain_axis(name: str, low: float, high: float, count: int = 4) -> Axis:
-    """Make an axis from `low` to `high` with about `count` round ticks."""
-    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in nice_ticks(low, high, count)])
+def plain_axis(name: str, low: float, high: float, count: int = 4, *, whole: bool = False) -> Axis:
+    """Make an axis from `low` to `high` with about `count` round ticks, or only whole ones."""
+    ticks = [t for t in nice_ticks(low, high, count) if not whole or t == int(t)]
+    return Axis(name, low, high, ticks=[(t, f"{t:g}") for t in ticks])
 
 
 def numbers_axis(
@@ -262,7 +263,7 @@ def numbers_axis(
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about `count` round numbers inside an interval."""
+    """Return about `count` round numbers inside an interval, and at least two."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -270,7 +271,8 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(n * step, 10) for n in range(first, last + 1)]
+    found = [round(n * step, 10) for n in range(first, last + 1)]
+    return found if len(found) > 1 else nice_ticks(low, high, 2 * count)
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:

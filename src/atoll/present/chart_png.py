@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.errors import ConfigError
+from atoll.core.errors import not_installed
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Bars, Chart, Heat, Mark, Panels
 
@@ -55,9 +55,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401  # checks only whether it is installed
     except ImportError as error:
-        problem = "plots need the package matplotlib, which is not installed"
-        hint = "install it with: pip install 'atoll-fgl[report]'"
-        raise ConfigError(f"{problem}; {hint}") from error
+        raise not_installed("a plot", "matplotlib", "report") from error
 
 
 def image(picture: Chart | Panels, form: str) -> bytes:

@@ -47,7 +47,7 @@ def convergence_chart(result: Result) -> Chart:
         band = (seeds.min(0), seeds.max(0)) if several else (None, None)
         rounds = np.arange(1, seeds.shape[1] + 1)
         marks.append(plot.Line(rounds, seeds.mean(0), colour, name, *band))
-    x = Axis("round" + (", band: lowest to highest seed" if several else ""))
+    x = Axis("round" + (", band: lowest to highest seed" if several else ""), whole=True)
     y = Axis(f"{result.metric}, {find_metric(result.metric).over}, %")
     return Chart(_title(result), x, y, tuple(marks), legend="lower right", grid=True)
 
@@ -88,7 +88,8 @@ def traffic_chart(result: Result) -> Chart:
         plot.Area(edges, down, down + up, plot.ORANGE, "up", opacity=0.75),
     )
     top = 1.2 * float((down + up).max()) or 1.0
-    x, y = Axis("round", 0.5, rounds + 0.5), Axis("MB in a round, all clients", 0.0, top)
+    x = Axis("round", 0.5, rounds + 0.5, whole=True)
+    y = Axis("MB in a round, all clients", 0.0, top)
     return Chart(_title(result), x, y, marks, legend="upper right", grid=True)
 
 

@@ -226,7 +226,8 @@ def alert_line(result: Result) -> list[str]:
         ]
     names = {"precision": "threshold_precision", "recall": "threshold_recall"}
     words = [f"{name} {percent(found, key)}" for name, key in names.items()]
-    value = " and ".join(f"{v:.3g}" for v in dict.fromkeys(found["threshold"]["per_seed"]))
+    values = [f"{v:.3g}" for v in dict.fromkeys(found["threshold"]["per_seed"])]
+    value = values[0] if len(values) == 1 else f"{' or '.join(values)}, by seed"
     chosen = f"alert if the probability is at least {value} ({rule} on validation {items})"
     alerts = f"{percent(found, 'threshold_alerts')} % of test {items} are alerts"
     return [f"{chosen}: test {', '.join(words)}; {alerts}"]

@@ -65,12 +65,12 @@ def status_text(status: Status) -> Group:
     parts += [Text(", ".join(words))] if words else []
     if status.best:
         far = "" if status.finished else " so far"
-        grid = Table.grid(padding=(0, 2))
-        for whose, name, value in status.best[:MAX_BEST]:
-            grid.add_row(Text(f"  {whose}"), Text(f"{value:.1%}", justify="right"), Text(name))
+        parts.append(Text(f"Best{far}, by validation {shown}:"))
+        wide = max(len(whose) for whose, _, _ in status.best[:MAX_BEST])
+        best = status.best[:MAX_BEST]
+        parts += [Text(f"  {whose:{wide}}  {v:5.1%}  {name}") for whose, name, v in best]
         if len(status.best) > MAX_BEST:
-            grid.add_row(Text(f"  and {len(status.best) - MAX_BEST} more"), Text(), Text())
-        parts += [Text(f"Best{far}, by validation {shown}:"), grid]
+            parts.append(Text(f"  and {len(status.best) - MAX_BEST} more"))
     failures = (Text(f"failed: {name}: {why}", style="red") for name, why in status.failures)
     return Group(*parts, *failures)
 

@@ -77,10 +77,10 @@ SECTIONS = (
     ("clients", "Clients", "Clients", clients),
     ("relations", "Similarity", "Similarity and mixing", relations),
     ("federations", "Federations", "Federations", heterogeneity),
-    ("wire", "Wire", "Transmitted data", crossed),
+    ("wire", "Data sent", "Transmitted data", crossed),
     ("cost", "Cost", "Cost", cost),
     ("environment", "Environment", "Environment", environment),
-    ("again", "Again", "Run it again", again),
+    ("again", "Run again", "Run it again", again),
 )
 """Name, link, heading and writer of each section."""
 EXECUTIVE = ("answer", "printed", "tuning")

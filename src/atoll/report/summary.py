@@ -9,11 +9,11 @@ from html import escape
 import numpy as np
 
 from atoll.experiment.baseline import BOUND, NOT_FEDERATED, WINS
-from atoll.experiment.metrics import COMPARED, label_of
+from atoll.experiment.metrics import COMPARED, guessing, label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import MAX_ROWS, Axis, Dots, Line, Mark, colour_of, dash_of, number_text
 from atoll.present.tables import Cell, Column, Number, html, make_table, number_of
-from atoll.present.terminal import counted
+from atoll.present.terminal import alert_line, counted
 from atoll.report import results
 from atoll.report.collect import Collection, ReportedRun, main_table
 
@@ -43,6 +43,8 @@ def _view(found: Collection) -> str:
     tests = [line for told in found.verdicts.values() for line in told]
     own = [one.run.result for one in found.shown if one.metric == one.run.result.metric]
     tests += [line for result in own for line in result.after_training()]
+    for best in (results.best_of(found.group(column)) for column in found.columns):
+        tests += [f"{best.row}: {line}." for line in alert_line(best.run.result)]
     lines += [f"<p>{escape(line)}</p>" for line in tests if not line.startswith(TECHNICAL)]
     if len(found.columns) > MAX_FEDERATIONS:
         return "".join(lines) + html(main_table(found).table())
@@ -65,12 +67,20 @@ def _findings(found: Collection) -> list[str]:
         if (alone := results.alone_in(group)) and alone.row in known and alone.row not in best:
             gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
             line += f", {gain:.1f} points above training alone"
-        lines.append(line + ".")
+        lines.append(f"{line}.{_chance(group[0])}")
         scored = {one.row: one.run.result.scored for one in group}
         lines += [f"{escape(row)} {WINS}." for row in best if scored[row] == NOT_FEDERATED]
         bounds = {row: table.printed(row, head).plain for row in known if row in found.bounds}
         lines += [f"{escape(row)} {BOUND}: {score}." for row, score in bounds.items()]
     return lines
+
+
+def _chance(one: ReportedRun) -> str:
+    """State the score of guessing, if it is known."""
+    counts, result = one.run.result.confusion(), one.run.result
+    score = None if counts is None else guessing(one.metric, counts.sum(1), result.positive)
+    how = "Always predicting the most frequent class" if one.metric == "accuracy" else "Guessing"
+    return "" if score is None else f" {how} reaches {100 * score:.1f}\u00a0%."
 
 
 def _ranking(group: Sequence[ReportedRun]) -> str:

@@ -101,13 +101,13 @@ class Advice:
         known["edges_lost"] = "{:.1%} of all edges lost between clients"
         facts = [text.format(self.looks[key]) for key, text in known.items() if key in self.looks]
         first = ", ".join([f"\n{self.data}: {size.format(**self.looks)}", *facts])
-        names = ("method", label_of(self.metric), "seeds", "s/seed", Column("", "left", wrap=True))
-        keys = {"method": "{}", "score": "{:.1f}", "seeds": "{}", "seconds": "{:.1f}"}
+        state = Column("state", "left", wrap=True)
+        names = ("method", label_of(self.metric), state, "seeds", "s/seed")
+        keys = {"method": "", "score": ".1f", "state": "", "seeds": "", "seconds": ".1f"}
         rows = [
-            [text.format(row[key]) if key in row else None for key, text in keys.items()]
+            [format(row[key], form) if key in row else None for key, form in keys.items()]
             for row in self.race
         ]
-        rows = [[*cells, row["state"]] for cells, row in zip(rows, self.race, strict=True)]
         told = "\n".join([*self.sentences(), *self.notes])
         return [f"{first}.\n", make_table(names, rows), f"\n{told}"]
 

@@ -329,3 +329,36 @@ def test_values_that_do_not_fit_the_schema(values: list[object], rule: Rule) -> 
 def test_ids_are_asked_about() -> None:
     column = Column(pa.chunked_array([pa.array(range(99))]), "account_no", Rows("n", str))
     assert "may be an id" in look_at(column, Rule()).questions[0][0]
+
+
+def test_rare_values_of_a_category_count_as_other_and_stay_out_of_the_schema(
+    tmp_path: Path,
+) -> None:
+    towns = ["Rome"] * 6 + ["other"] * 5 + ["Oslo"] * 4 + ["Bern"]
+    found = look(list(towns))
+    assert found.rule == Rule(kind="category", values=("Rome", "other"), other="any other")
+    told = '2 values in fewer than 5 rows each, and new values, count as "any other"'
+    assert found.questions == [(f"{told}; list more values to keep them", 5)]
+    rows = "".join(f"n{i},{town},{'xy'[i % 2]}\n" for i, town in enumerate(towns))
+    (tmp_path / "nodes.csv").write_text(f"id,town,label\n{rows}")
+    (tmp_path / "edges.csv").write_text("source,target\nn0,n1\n")
+    text = describe(tmp_path).toml()
+    assert 'other = "any other"' in text
+    assert "Oslo" not in text
+    assert "Bern" not in text
+    (tmp_path / "schema.toml").write_text(text)
+    again = describe(tmp_path)  # the decision is kept, and not asked for again
+    assert again.looks["town"].rule.other == "any other"
+    assert not again.looks["town"].questions
+
+
+@pytest.mark.parametrize("values", [["a", "b", "b"], ["a"] * 5 + ["b"] * 5])
+def test_a_category_without_rare_values_stays_closed_and_the_schema_explains_it(
+    tmp_path: Path, values: list[str]
+) -> None:
+    assert look(list(values)).rule == Rule(kind="category")
+    rows = "".join(f"n{i},{value},{'xy'[i % 2]}\n" for i, value in enumerate(values))
+    (tmp_path / "nodes.csv").write_text(f"id,f,label\n{rows}")
+    (tmp_path / "edges.csv").write_text("source,target\nn0,n1\n")
+    line = '# A new value is an error; other = "other" accepts it.'
+    assert f'values = ["a", "b"]\n{line}' in describe(tmp_path).toml()

@@ -342,7 +342,7 @@ def test_missing_ogb_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ogb(DATASETS["ogbn-arxiv"], tmp_path / "ogbn_arxiv")
     monkeypatch.setitem(sys.modules, "ogb", None)
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
-    with pytest.raises(ConfigError, match=r"pip install ogb$"):
+    with pytest.raises(ConfigError, match=r"pip install 'atoll-fgl\[ogb\]'$"):
         load_dataset("ogbn-arxiv", tmp_path)
 
 

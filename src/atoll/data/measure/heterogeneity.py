@@ -26,7 +26,7 @@ from numpy import ndarray
 from scipy.special import rel_entr
 from torch import Tensor
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError, DataError, not_installed
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, Sparse
 from atoll.data.measure.structure import (
@@ -348,8 +348,7 @@ def embedding_distance(
     try:
         import ot
     except ImportError as error:
-        problem = "the Wasserstein distance needs the package POT, which is not installed"
-        raise ConfigError(f"{problem}; install it with: pip install 'atoll-fgl[report]'") from error
+        raise not_installed("the Wasserstein distance", "POT", "report") from error
     metric = "euclidean" if order == 1 else "sqeuclidean"
     costs = (ot.dist(first, second, metric=metric) for first, second in pairs)
     return float(np.mean([np.power(ot.emd2([], [], cost), 1 / order) for cost in costs]))

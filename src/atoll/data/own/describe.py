@@ -28,6 +28,7 @@ COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"
 """A number with a decimal comma, and points between thousands."""
 FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y-%m-%d %H:%M:%S")
 MOST = 50  # distinct texts up to which a column is a category without a question
+RARE = 5  # a value in fewer rows counts as `other`, if two or more values are frequent
 FEW = 10  # up to this number of rows, a column of different numbers is not an id
 DIRECTED = "[edges] directed"
 
@@ -72,6 +73,8 @@ class Description:
             suits = {key: not feature or rule.kind in kinds for key, kinds in SUITS.items()}
             keys = [f.name for f in fields(rule) if suits.get(f.name, True)]
             lines += _lines(rule, keys[1:])
+            if feature and rule.values and rule.other is None:
+                lines.append('# A new value is an error; other = "other" accepts it.')
             lines += [f"# ? {text}" + (f" ({n} rows)" if n else "") for text, n in look.questions]
         lines += ["", "[edges]"]
         for role in ("source", "target", "weight"):
@@ -360,6 +363,7 @@ def look_at(column: Column, wish: Rule) -> Look:
         _guess(found, texts, rows)
     else:
         _check(found, texts, rows)
+    _open(found, texts, rows)
     _gaps(found)
     return found
 
@@ -456,6 +460,24 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     if bad.any():
         wrong = quoted_list(texts.filter(pa.array(bad)).to_pylist(), 3)
         look.ask(f'{wrong} do not fit kind = "{kind}"', int(rows[bad].sum()))
+
+
+def _open(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
+    """Count rare values of a category as `other`, so that it accepts new values after training.
+
+    The schema and its questions do not contain rare values, because owners share the schema.
+    """
+    rule, seldom = look.rule, rows < RARE
+    kept = sorted(texts.cast(pa.large_string()).filter(pa.array(~seldom)).to_pylist())
+    given = rule.kind != "category" or rule.values or rule.other is not None
+    if given or not seldom.any() or len(kept) < 2:
+        return
+    other = "other"
+    while other in kept:
+        other = f"any {other}"
+    look.rule = replace(rule, values=tuple(kept), other=other)
+    told = f"{seldom.sum()} values in fewer than {RARE} rows each, and new values, count as"
+    look.ask(f'{told} "{other}"; list more values to keep them', int(rows[seldom].sum()))
 
 
 def _gaps(look: Look) -> None:

@@ -144,7 +144,7 @@ class Feature:
             row, count = convert.first(unknown), int(unknown.sum())
             problem = f"holds {quoted(texts[row].as_py())}, a category that training never saw"
             known = f"it knows {quoted_list(self.values, 4)}"
-            advice = "correct it, remove these rows, or train again with them"
+            advice = "correct it, or train again with other = ... in the schema"
             raise column.error(row, f"{problem} ({count} such rows in all); {known}: {advice}")
         if unknown.any() or lost.any():
             places = [unknown, lost], [len(self.values), len(self.names) - 1]

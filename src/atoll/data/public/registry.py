@@ -136,7 +136,9 @@ def dataset_info(name: str) -> DatasetInfo:
     if plain != given and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", plain):
         return _make_info({"name": f"tu:{plain}", "loader": "TUDataset", "label": plain})
     sentence = str(unknown("data set", given, _BY_LOWER))
-    raise ConfigError(f"{sentence} (any other TUDataset is written 'tu:NAME')")
+    raise ConfigError(
+        f"{sentence} (a path must exist, and any other TUDataset is written 'tu:NAME')"
+    )
 
 
 def parse_name(text: str) -> tuple[str, dict[str, Value]]:

@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import DataError, not_installed
 
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
@@ -219,8 +219,7 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
             with _no_version_check():
                 from ogb.nodeproppred import PygNodePropPredDataset as found
         except ImportError as error:
-            problem = f"this data set is read by OGB's own package, which is missing ({error})"
-            raise ConfigError(f"{problem}; install it with: pip install ogb") from error
+            raise not_installed("this data set", "ogb", "ogb") from error
     else:
         import torch_geometric.datasets
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from atoll.core.errors import ConfigError, unknown
+from atoll.core.errors import ConfigError, not_installed, unknown
 from atoll.core.federation import Federation
 from atoll.core.hyper import hypers
 from atoll.core.method import Method
@@ -236,9 +236,7 @@ def need_optuna() -> None:
     try:
         import optuna  # noqa: F401  # only checks whether it is installed
     except ImportError as error:
-        problem = "tuning needs the package optuna, which is not installed"
-        hint = "install it with: pip install 'atoll-fgl[tune]'"
-        raise ConfigError(f"{problem}; {hint}") from error
+        raise not_installed("tuning", "optuna", "tune") from error
 
 
 @dataclass
