@@ -48,7 +48,7 @@ MINUTES = "Stop after M minutes; the same command continues.  [default: no limit
     option("--against METHOD", f"Test all methods against METHOD.  [default: {REFERENCE}]"),
     option("--minutes M", MINUTES, float),
     option("--csv FILE", CSV, PATH, default="leaderboard.csv", name="path"),
-    option("--page FILE", "Write a Markdown page of all rows in the CSV file.", PATH),
+    option("--page FILE", "Write a Markdown page of all rows of the CSV file, and a PNG.", PATH),
     option("--out DIR", OUT, PATH),
     option("--dry-run", "List the runs and their approximate time, but run nothing."),
     options.DATA_ROOT,
@@ -66,10 +66,11 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     """
     from atoll.core.errors import check_name
     from atoll.core.files import write_atomically
+    from atoll.present.chart_png import image, need_matplotlib
     from atoll.present.tables import check_file
     from atoll.studies.compare.plan import split_names
     from atoll.studies.leaderboard.leagues import Wanted, plan_league, read_leagues
-    from atoll.studies.leaderboard.page import page_text
+    from atoll.studies.leaderboard.page import page_text, picture
     from atoll.studies.leaderboard.rows import read_rows
 
     how = common.pop(given, "minutes", "out", "jobs", "quiet")
@@ -79,6 +80,8 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     wanted = Wanted(**lists, seeds=seeds, options=common.chosen_options(given))
     for file in (file for file in (path, page) if file is not None):
         check_file(file)
+    if page is not None:
+        need_matplotlib()
     plans = [plan_league(name, wanted) for name in split_names(league)]
     entries = [entry for found, _ in plans for entry in found]
     notes, rows = [note for _, own in plans for note in own], read_rows(path)
@@ -100,8 +103,11 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
             console, [rows[one.key] for one in entries if one.key in rows], reference or REFERENCE
         )
     if page is not None:
-        text = page_text(list(rows.values()), read_leagues(), reference or REFERENCE)
-        write_atomically(page, text.encode())
+        about = list(rows.values()), read_leagues(), reference or REFERENCE
+        drawn = page.with_suffix(".png")
+        write_atomically(page, page_text(*about, drawn.name).encode())
+        if (chart := picture(*about)) is not None:
+            write_atomically(drawn, image(chart, "png"))
     known = sum(one.is_known(rows) for one in entries)
     click.echo(f"{known} of {len(entries)} rows are in {path}", err=True)
     for problem in failed:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.studies.leaderboard.leagues import read_leagues
-from atoll.studies.leaderboard.page import answer, page_text
+from atoll.studies.leaderboard.page import answer, page_text, picture
 from atoll.studies.leaderboard.rows import Row, read_rows
 from tests.studies.leaderboard.test_standings import row
 
@@ -44,7 +44,8 @@ def test_a_page_opens_with_the_answer() -> None:
     text = page_text(league(), read_leagues())
     first = (
         "- League *Defaults*: reef is first by mean rank, 1.1 of 4 (95 % interval 1.0 to 1.4, "
-        "8 sets); reef is better than 3 of 3 other methods (p < 0.05, Holm-corrected).\n"
+        "8 sets).\n  `reef` is better than 3 of 3 other methods (p < 0.05, Holm-corrected).\n"
+        "  On average it has 20.0 points more than `fedavg`.\n"
         "- League *Tuned*: not run yet on the development sets.\n"
     )
     assert first in text
@@ -55,7 +56,8 @@ def test_a_page_opens_with_the_answer() -> None:
     assert "--methods reef,fedprox,fedavg,local --data-root DIR" in text
     assert text.count('<div class="sortable" markdown>') == text.count("</div>") == 3
     assert "[leaderboard.csv](leaderboard.csv)" in text
-    assert "is not frozen yet" in text
+    unfrozen = msgspec.structs.replace(read_leagues(), frozen="")
+    assert "is not frozen yet" in page_text(league(), unfrozen)
     frozen = msgspec.structs.replace(read_leagues(), frozen="abc1234")
     assert "was frozen in commit abc1234" in page_text(league(), frozen)
 
@@ -64,10 +66,18 @@ def test_the_answer_names_rivals_that_are_not_beaten() -> None:
     recipe = read_leagues()
     text = answer(league(), recipe, "defaults", "fedavg")
     assert text.endswith(
-        "fedavg is better than 1 of 3 other methods (p < 0.05, Holm-corrected), and worse than "
+        "`fedavg` is better than 1 of 3 other methods (p < 0.05, Holm-corrected), and worse than "
         "reef, fedprox."
     )
     few = [one for one in league() if one.data in ("cora", "citeseer", "pubmed")]
     assert "not distinguishable from fedprox" in answer(few, recipe, "defaults", "reef")
     others = [one for one in league() if one.method != "reef"]
-    assert answer(others, recipe, "defaults", "reef").endswith("; reef was not run.")
+    assert answer(others, recipe, "defaults", "reef").endswith(" `reef` was not run.")
+
+
+def test_the_picture_shows_every_ranked_method() -> None:
+    drawn = picture(league(), read_leagues())
+    assert drawn is not None
+    assert [word for _, word in drawn.y.ticks or ()] == ["reef", "fedprox", "fedavg", "local"]
+    assert f"![{drawn.alt}](other.png)" in page_text(league(), read_leagues(), image="other.png")
+    assert picture([], read_leagues()) is None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from atoll.present.chart import Chart
 from atoll.present.tables import Table, markdown
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.leaderboard.leagues import DEVELOPMENT, GROUPS, Recipe
 from atoll.studies.leaderboard.rows import Row
 from atoll.studies.leaderboard.standings import (
     against_table,
+    rank_chart,
     rank_methods,
     rank_table,
     result_tables,
@@ -17,6 +19,8 @@ from atoll.studies.leaderboard.standings import (
 )
 
 RIVALS = 5  # methods in the example command for another set
+FEW = 4  # more names than this are a number in the answer
+BASE = "fedavg"  # the method that the answer states a gain over
 HEAD = "<!-- Written by `atoll leaderboard --page FILE`; tests compare it with leaderboard.csv. -->"
 ROWS = """\
 [leaderboard.csv](leaderboard.csv) contains every row with its command and every seed's score.
@@ -43,22 +47,47 @@ def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> 
     first = f"{found.methods[0]} is first by mean rank, {found.mean_ranks[0]:.1f} of "
     first += f"{len(found.methods)} (95 % interval {low:.1f} to {high:.1f}, {found.sets} sets)"
     if not (tests := found.tests(reference)):
-        return f"League *{title}*: {first}; {reference} was not run."
+        return f"League *{title}*: {first}. `{reference}` was not run."
+    gain = next((-100 * test.difference for test in tests if test.name == BASE), None)
     beaten = [test for test in tests if test.different and test.difference < 0]
     better = [test.name for test in tests if test.different and test.difference > 0]
     alike = [test.name for test in tests if not test.different]
-    second = f"{reference} is better than {len(beaten)} of {len(tests)} other methods"
+    second = f"`{reference}` is better than {len(beaten)} of {len(tests)} other methods"
     second += f" (p < {ALPHA}, Holm-corrected)"
-    second += f", not distinguishable from {', '.join(alike)}" if alike else ""
-    second += f", and worse than {', '.join(better)}" if better else ""
-    return f"League *{title}*: {first}; {second}."
+    second += f", not distinguishable from {_listed(alike)}" if alike else ""
+    second += f", and worse than {_listed(better)}" if better else ""
+    last = ""
+    if gain is not None:
+        more = "more" if gain > 0 else "less"
+        last = f"\n  On average it has {abs(gain):.1f} points {more} than `{BASE}`."
+    return f"League *{title}*: {first}.\n  {second}.{last}"
 
 
-def page_text(rows: Sequence[Row], recipe: Recipe, reference: str = "reef") -> str:
-    """Write the page in Markdown. Skip rows with other rounds or epochs than the recipe."""
-    run = recipe.run
-    own = [row for row in rows if (row.rounds, row.epochs) == (run["rounds"], run["epochs"])]
-    lines = ["# Leaderboard", "", HEAD, ""]
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= FEW else f"{len(names)} others"
+
+
+def _of_page(rows: Sequence[Row], recipe: Recipe) -> list[Row]:
+    wanted = recipe.run["rounds"], recipe.run["epochs"]
+    return [row for row in rows if (row.rounds, row.epochs) == wanted]
+
+
+def picture(rows: Sequence[Row], recipe: Recipe, reference: str = "reef") -> Chart | None:
+    """Draw the mean ranks of the first league on the development sets, if it has rows."""
+    own = _of_page(rows, recipe)
+    found = rank_methods(rows_of(own, recipe, next(iter(recipe.leagues)), DEVELOPMENT))
+    return None if found is None else rank_chart(found, reference)
+
+
+def page_text(
+    rows: Sequence[Row], recipe: Recipe, reference: str = "reef", image: str = "leaderboard.png"
+) -> str:
+    """Write the page in Markdown. Skip rows with other rounds or epochs than the recipe.
+
+    `image` is the file of `picture`, relative to the page.
+    """
+    run, own = recipe.run, _of_page(rows, recipe)
+    lines, drawn = ["# Leaderboard", "", HEAD, ""], picture(own, recipe, reference)
     lines += [f"- {answer(own, recipe, name, reference)}" for name in recipe.leagues]
     if not own:
         lines[4:] = ["**Not run yet**: the ranking needs rows."]
@@ -73,6 +102,7 @@ def page_text(rows: Sequence[Row], recipe: Recipe, reference: str = "reef") -> s
         f"Reef's design {frozen}; scores of the further sets count only after that.",
         "",
         *([ROWS, ""] if own else []),
+        *([f"![{drawn.alt}]({image})", ""] if drawn else []),
     ]
     for name in recipe.leagues:
         lines += _league(own, recipe, name, reference)

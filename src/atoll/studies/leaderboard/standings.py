@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Dots, Mark, named
 from atoll.present.tables import DASH, Number, ResultTable, Table, make_table
 from atoll.present.terminal import counted
 from atoll.studies.compare.statistics import ALPHA, PairedTest, against, ranks
@@ -110,8 +111,28 @@ def rank_table(rows: Sequence[Row], recipe: Recipe) -> Table | None:
     names = ["method", "mean rank", "95 % interval", *halves, "mean score", "MB/round", "ms/round"]
     words = f"{counted(len(found.problems), 'problem')} (set and partition) of "
     words += f"{counted(found.sets, 'set')}. ms/round is per seed, on "
-    words += f"{' and '.join(sorted({row.device for row in ranked if row.device}))}."
+    words += f"{' and '.join(sorted({row.device for row in ranked if row.device}))}, "
+    words += "which several runs share."
     return make_table(names, lines, title="Mean ranks", notes=[words, *found.notes])
+
+
+def rank_chart(found: Standings, reference: str) -> Chart:
+    """Draw the mean rank of every method with its interval, best first."""
+    marks = list[Mark]()
+    for row, (method, rank) in enumerate(zip(found.methods, found.mean_ranks, strict=True)):
+        low, high = found.intervals[:, row]
+        colour = BLUE if method == reference else GREY
+        marks.append(Bars([row], [high - low], [low], 0.5, colour, across=True, opacity=0.3))
+        marks.append(Dots([rank], [row], colour, size=7.0))
+    best = f"{found.methods[0]} first with {found.mean_ranks[0]:.1f}"
+    return Chart(
+        "Mean rank over data sets, with its 95 % interval",
+        Axis("mean rank (1 is best)", 1, len(found.methods), whole=True),
+        named("", found.methods, down=True),
+        tuple(marks),
+        size=(7.2, 1.2 + 0.24 * len(found.methods)),
+        alt=f"Mean ranks of {len(found.methods)} methods as dots with intervals: {best}.",
+    )
 
 
 def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
