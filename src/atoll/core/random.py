@@ -142,6 +142,20 @@ def dropout(
     return h * mask
 
 
+def dropout_mask(
+    h: Tensor, key: Tensor | None, rows: Tensor, rate: float, *purpose: int | str
+) -> tuple[Tensor | None, float]:
+    """Return the mask by which `dropout` multiplies h on a CPU outside of `vmap`, and its scale.
+
+    A mask of None stands for ones.
+    """
+    dropped = round(rate * 2**16)
+    if key is None or dropped == 0:
+        return None, 1.0
+    mask = _Keep.forward(key, rows, dropped, salt(*purpose), h.shape[-1], h.dtype)
+    return mask, 1.0 / (1.0 - dropped / 2**16)
+
+
 def _mix64_int(value: int) -> int:
     """`_mix64` of a Python number."""
     z = value % (1 << 64)
