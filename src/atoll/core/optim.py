@@ -193,6 +193,16 @@ def _adam_by_run(numbers: Tensor, steps: Tensor, flat: list[Tensor]) -> tuple[Te
     return (steps + 1, *flat[:count], *flat[2 * count :])
 
 
+def pull(grads: Tree, params: Tree, received: Tree, mu: float | Varied) -> Tree:
+    """Add μ (w - θ) to the gradients, which pulls parameters w towards a received model θ."""
+    own = leaves(grads), leaves(params), leaves(received)
+    if isinstance(mu, Varied):
+        found = [g + mu * (w - start) for g, w, start in zip(*own, strict=True)]
+    else:  # two passes instead of three
+        found = [torch.add(g, w - start, alpha=mu) for g, w, start in zip(*own, strict=True)]
+    return with_leaves(grads, found)
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with optional momentum."""

@@ -17,10 +17,11 @@ from typing import Annotated
 
 from atoll.core.aggregate import Aggregate, Mean
 from atoll.core.hyper import NonNegative, OptimizerState, WeightBy
+from atoll.core.optim import pull
 from atoll.core.space import USUAL, Real, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
-from atoll.core.tree import Tree, tree_map
+from atoll.core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -38,4 +39,4 @@ class FedProx(Averaging):
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     def bend(self, grads: Tree, params: Tree, received: Tree) -> Tree:
-        return tree_map(lambda g, w, start: g + self.mu * (w - start), grads, params, received)
+        return pull(grads, params, received, self.mu)
