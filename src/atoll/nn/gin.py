@@ -122,7 +122,7 @@ class GraphGIN(Embedder):
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Apply the last layer to the output of `embed`. Logits of graphs are at roots, (N, C)."""
         ids = graph.at_roots(graph.ids)
-        h = dropout(torch.relu(h), key, ids, self.dropout, "dropout", self.layers)
+        h = dropout(h, key, ids, self.dropout, "dropout", self.layers, after=torch.relu)
         logits = apply_linear(params["readout"], h)
         if graph.has_classes is not None:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
