@@ -13,15 +13,17 @@ from torch.nn import Linear, ReLU, Sequential, functional
 from torch_geometric.nn import GINConv, global_add_pool, global_max_pool, global_mean_pool
 
 from atoll.core.errors import ConfigError
-from atoll.core.graph import Distinct, Graph, Sparse, with_views
+from atoll.core.graph import Distinct, Graph, Sparse, make_graph, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.optim import Adam
-from atoll.core.random import fold, make_key
-from atoll.core.tree import Tree, leaves, stack, take, tree_map
+from atoll.core.random import dropout, fold, make_key, normal
+from atoll.core.tree import Tree, leaves, stack, take, tree_map, with_leaves
 from atoll.engines.prepare import with_dense_views
 from atoll.engines.stacking import stack_graphs
+from atoll.nn import gin
 from atoll.nn.gin import GraphGIN
-from atoll.nn.views import pool, sparse_features
+from atoll.nn.ops import matmul
+from atoll.nn.views import pool, sparse_features, sum_adjacency
 from atoll.testing import (
     CLASSES,
     FEATURES,
@@ -225,3 +227,37 @@ def test_pools_are_sums_and_means_at_the_roots():
 def test_one_graph_cannot_be_pooled():
     with pytest.raises(ConfigError, match="needs clients with many graphs each"):
         with_views(small_federation().graphs[0], net().views)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_a_convolution_in_one_step_has_the_gradients_of_its_parts(rate, dtype):
+    own, wide = net(dropout=rate), 640  # rows are padded from 512 on
+    graph = clients()[0]
+    times = -(-wide // graph.num_nodes)
+    ring = torch.arange(times * graph.num_nodes)
+    graph = make_graph(
+        graph.x.repeat(times, 1).to(dtype),
+        torch.stack([ring, ring.roll(1)]),
+        graph.y.repeat(times),
+        views={"sum": sum_adjacency},
+    )
+    layers = tree_map(lambda leaf: leaf.to(dtype), own.init(make_key(0))["convolutions"])
+    h, key = normal(make_key(1), (graph.num_nodes, 6), dtype), make_key(2)
+
+    def slopes(convolve):
+        tracked = [leaf.clone().requires_grad_() for leaf in (h, *leaves(layers))]
+        out = convolve(with_leaves(layers, tracked[1:]), tracked[0])
+        return [out.detach(), *torch.autograd.grad((out**2).sum(), tracked)]
+
+    def in_parts(layers, h):
+        h = dropout(h, key, graph.ids, rate, "dropout", 0)
+        for number, layer in enumerate(layers, start=1):
+            h = matmul(graph.views["sum"], h)
+            for part in (layer["inner"], layer["outer"]):
+                h = torch.relu(h @ part["weight"] + part["bias"])
+            h = dropout(h, key, graph.ids, rate, "dropout", number)
+        return h
+
+    ours = slopes(lambda layers, h: gin._convolved(layers, h, graph, key, rate))
+    torch.testing.assert_close(ours, slopes(in_parts))

@@ -243,20 +243,24 @@ def _batches(graph: Graph, order: Tensor, batching: Graphs) -> list[Graph]:
 def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> list[Sparse]:
     """Cut the rows of a matrix into batches. For a square matrix, cut the columns as well."""
     old, graph = entries.old, entries.graph
-    rows, columns = nodes.number(pick(matrix.rows, old), graph), pick(matrix.columns, old)
+    by = pick(nodes.by, graph)
+    rows, columns = pick(matrix.rows, old) + by, pick(matrix.columns, old)
     values = pick(matrix.values, old)
     if matrix.square:
-        columns = nodes.number(columns, graph)
-        t_columns = nodes.number(pick(matrix.t_columns, old), graph)
+        columns = columns + by
         t_order = entries.number(pick(matrix.t_order, old), graph)
-        t_values = pick(matrix.t_values, old)
+        # A comparison is ten times as fast as the selections. A GPU, which has a room, would wait.
+        if entries.room is None and _symmetric(matrix):
+            t_columns, t_values = columns, values
+        else:
+            t_columns, t_values = pick(matrix.t_columns, old) + by, pick(matrix.t_values, old)
         starts = entries.number(pick(matrix.t_offsets, nodes.old), nodes.graph)
         t_offsets: Sequence[Tensor] = nodes.parts(starts, entries.used)
     else:
         # Each batch has its own transpose: its entries by column, all batches in one sort.
         batch, width = graph // size, matrix.shape[1]
         place = batch * width + columns
-        order = torch.argsort(place, stable=True)
+        order = _stable_order(place, (len(entries.bounds) - 1) * width)
         t_columns, t_values = pick(rows, order), pick(values, order)
         t_order = (order - pick(entries.bounds, batch)).to(torch.int32)
         counts = torch.bincount(place, minlength=(len(entries.bounds) - 1) * width).view(-1, width)
@@ -270,6 +274,20 @@ def _move_sparse(matrix: Sparse, nodes: _Moved, entries: _Moved, size: int) -> l
     transposed.append(entries.parts(t_values))
     by_batch = zip(offsets, *own, t_offsets, *transposed, strict=True)
     return list(starmap(partial(Sparse, square=matrix.square), by_batch))
+
+
+def _stable_order(numbers: Tensor, below: int) -> Tensor:
+    """Return the stable order of numbers in [0, below)."""
+    if numbers.device.type != "cpu" or below > 1 << 16:
+        return torch.argsort(numbers, stable=True)
+    # NumPy sorts 16-bit numbers by their digits: 25,000 take 0.06 ms, torch takes 1.0 ms.
+    return torch.from_numpy(numbers.numpy().astype("uint16").argsort(kind="stable"))
+
+
+def _symmetric(matrix: Sparse) -> bool:
+    """Whether a square matrix has the same columns and values as its transpose, in their order."""
+    m = matrix
+    return torch.equal(m.columns, m.t_columns) and torch.equal(m.values, m.t_values)
 
 
 def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:

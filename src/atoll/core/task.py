@@ -19,7 +19,7 @@ from atoll.core.errors import check_name
 from atoll.core.kernels import on_gpu
 from atoll.core.losses import below_top, cross_entropy
 from atoll.core.score_bins import binned, log_odds
-from atoll.core.tree import record
+from atoll.core.tree import inside_transform, record
 from atoll.core.vmap.stacks import Constant, Stacked, call
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ def task_named(name: str) -> Task:
 
 def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
     """Average the one-vs-rest AUC over classes with positives and negatives, or return -1."""
+    if mask.device.type == "cpu" and not inside_transform() and not mask.any():
+        return mask.new_full((), -1.0)  # held-out graphs have no training item
     # With two classes both one-vs-rest values are equal, so the mean is the binary AUC.
     each = torch.stack([_auc(log_p[:, c], truth[:, c], mask) for c in range(log_p.shape[1])])
     defined = (each >= 0).to(each.dtype)

@@ -57,7 +57,7 @@ from atoll.core.random import fold
 from atoll.core.space import USUAL, Presets, Real, Settings, Whole, preset_table
 from atoll.core.training import Training
 from atoll.core.tree import Empty, Tree, record
-from atoll.nn.adafgl import Adaptive, Surroundings, homophily
+from atoll.nn.adafgl import Adaptive, Surroundings, homophily, row_softmax
 from atoll.nn.views import gcn_adjacency
 
 HARD_SWITCH = 0.9
@@ -218,8 +218,8 @@ class AdaFGL(Training):
         self, graph: Graph, around: Surroundings, state: Private, key: Tensor | None
     ) -> Tensor:
         """Return log Y, (N, C)."""
-        outputs = torch.stack(self.adaptive(state.heads, around, graph, key)).softmax(-1)
-        belief = around.belief.softmax(-1) if self.double_softmax else around.belief
+        outputs = row_softmax(torch.stack(self.adaptive(state.heads, around, graph, key)))
+        belief = row_softmax(around.belief) if self.double_softmax else around.belief
         assert state.confidence is not None
         trust = state.confidence
         trust = (trust >= HARD_SWITCH).to(trust.dtype) if self.switch == "hard" else trust
@@ -293,7 +293,7 @@ class AdaFGL(Training):
     ) -> Tensor:
         """Sum the losses of both heads. They share no parameters, so the sum is no trade-off."""
         homo, *hetero = self.adaptive(heads, around, graph, key)
-        near = homo if self.logit_mse else homo.softmax(-1)
+        near = homo if self.logit_mse else row_softmax(homo)
         preserved = masked_mean(((near - around.belief) ** 2).mean(-1), graph.real)
         return sum((cross_entropy(h, graph) for h in (homo, *hetero)), preserved)
 

@@ -106,7 +106,7 @@ class FGSSL(Averaging):
         b = self.embed_view(teacher, graph, weak, *rates, training=both)
         a = self.embed_view(params, graph, strong, self.strong_edges, self.strong_features, True)
         if self.variant == "openfgl":  # its embeddings are after activation and dropout
-            a = dropout(torch.relu(a), fold(key, "heard"), graph.ids, self.net.dropout)
+            a = dropout(a, fold(key, "heard"), graph.ids, self.net.dropout, after=torch.relu)
             b = torch.relu(b)
         return error + self.lesson(a, b, graph)
 

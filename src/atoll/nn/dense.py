@@ -42,15 +42,21 @@ def dense_layer(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool = False) -
 
 def evened(h: Tensor) -> Tensor:
     """Pad h, (N, D), with rows of zeros, so that many row counts share one shape."""
-    more = -len(h) % EVEN
-    if not more or len(h) < LEAST_EVENED or h.dtype != torch.float32 or h.is_cuda:
-        return h
-    return torch.cat([h, h.new_zeros(more, h.shape[1])])
+    more = 0 if h.is_cuda else rows_to_even(len(h), h.dtype)
+    return torch.cat([h, h.new_zeros(more, h.shape[1])]) if more else h
 
 
-def raw_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two matrices, without a derivative."""
-    return _Layer.forward(a, b, None, relu=False) if _is_large(a, b) else a @ b
+def rows_to_even(rows: int, dtype: torch.dtype) -> int:
+    """Return the number of rows that `evened` adds on a CPU."""
+    return -rows % EVEN if rows >= LEAST_EVENED and dtype == torch.float32 else 0
+
+
+def raw_product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    """Return `dense_layer` without a derivative."""
+    if _is_large(a, b):
+        return _Layer.forward(a, b, bias, relu)
+    out = a @ b if bias is None else torch.addmm(bias, a, b)
+    return torch.relu_(out) if relu else out
 
 
 def _is_large(a: Tensor, b: Tensor) -> bool:

@@ -18,21 +18,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from atoll.core.graph import Graph, Sparse, View
 from atoll.core.hyper import Dropout, Hidden, Layers
 from atoll.core.method import Embedder
-from atoll.core.random import dropout, fold
+from atoll.core.random import dropout, dropout_mask, fold
 from atoll.core.task import GRAPHS
-from atoll.core.tree import Tree, tree_map
+from atoll.core.tree import Tree, inside_transform, tree_map
+from atoll.core.vmap.stacks import Context, Gradients, call
 from atoll.nn import views
-from atoll.nn.dense import dense_layer, evened
+from atoll.nn.dense import dense_layer, evened, raw_product, rows_to_even
 from atoll.nn.init import apply_linear, linear
-from atoll.nn.ops import at_columns, by_row, matmul, row_max, tall_matmul
+from atoll.nn.ops import at_columns, bags, both_ways, by_row, matmul, row_max, tall_matmul
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class GraphGIN(Embedder):
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
         """Apply the last layer to the output of `embed`. Logits of graphs are at roots, (N, C)."""
         ids = graph.at_roots(graph.ids)
-        h = dropout(torch.relu(h), key, ids, self.dropout, "dropout", self.layers)
+        h = dropout(h, key, ids, self.dropout, "dropout", self.layers, after=torch.relu)
         logits = apply_linear(params["readout"], h)
         if graph.has_classes is not None:
             logits = torch.where(graph.has_classes > 0, logits, torch.full_like(logits, -1e30))
@@ -152,15 +154,69 @@ def _perceptron(layer: Tree, h: Tensor) -> Tensor:
 
 def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: float) -> Tensor:
     """Apply dropout to the first convolution's output h, then the other convolutions."""
+    adjacency = graph.sparse_view("sum")
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
+        inner, outer = layer["inner"], layer["outer"]
+        if not h.is_cuda and not inside_transform():
+            mask, scale = dropout_mask(h, key, graph.ids, rate, "dropout", number)
+            parts = (part[name] for part in (inner, outer) for name in ("weight", "bias"))
+            h, *_ = call(_Convolution, *both_ways(adjacency), h, *parts, mask, scale)
+            continue
         if h.is_cuda:
-            sums = matmul(graph.views["sum"], tall_matmul(h, layer["inner"]["weight"]))
-            h = _perceptron(layer, sums)
+            h = _perceptron(layer, matmul(adjacency, tall_matmul(h, inner["weight"])))
         else:
-            h = _rectified(matmul(graph.views["sum"], h), layer["inner"], layer["outer"])
+            h = _rectified(matmul(adjacency, h), inner, outer)
         h = dropout(h, key, graph.ids, rate, "dropout", number)
     return h
+
+
+class _Convolution(Function):
+    """A convolution with its dropout on a CPU, as one step of autograd.
+
+    It overwrites its own intermediate results and pads rows where that needs no copy, so a round of
+    GCFL+ takes 0.30 instead of 0.33 s. The arguments are the adjacency (`both_ways`), h, weight and
+    bias of both layers, and dropout's mask and scale. It has no second derivative.
+    """
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        offsets, columns, values, _, _, _, h, inner, inner_bias, outer, outer_bias, mask, _ = args
+        more = rows_to_even(len(h), h.dtype)
+        ends = torch.cat([offsets, offsets.new_full((more,), len(columns))]) if more else offsets
+        sums = bags(h, columns, ends, values)
+        middle = raw_product(sums, inner, inner_bias, relu=True)
+        out = raw_product(middle, outer, outer_bias, relu=True)[: len(h)]
+        return out if mask is None else out.mul_(mask), sums, middle
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, _, _, *transposed, _, inner, _, outer, _, _, scale = inputs
+        ctx.save_for_backward(*transposed, inner, outer, *output)
+        ctx.rest = (scale,)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> Gradients:
+        t_offsets, t_columns, t_values, inner, outer, out, sums, middle = ctx.saved_tensors
+        (scale,) = ctx.rest
+        slope = torch.ops.aten.threshold_backward.grad_input
+        rows = len(out)
+        # An output is zero if dropout or the ReLU made it zero.
+        by_outer = torch.empty_like(middle)
+        slope(grads[0], out, 0, grad_input=by_outer[:rows])
+        by_outer[rows:] = 0
+        by_inner = raw_product(by_outer, (outer * scale).mT)
+        slope(by_inner, middle, 0, grad_input=by_inner)
+        by_h = bags(raw_product(by_inner, inner.mT), t_columns, t_offsets, t_values)
+        by_layers = (
+            raw_product(sums.mT, by_inner),
+            by_inner.sum(0),
+            raw_product(middle.mT, by_outer).mul_(scale),
+            by_outer.sum(0).mul_(scale),
+        )
+        return (*[None] * 6, by_h, *by_layers, None, None)
 
 
 def _convolutions(key: Tensor, widths: list[int], hidden: int) -> list[Tree]:

@@ -165,7 +165,8 @@ def mended_sage(
         g, total = made.x, made.total
     for number, layer in enumerate(params):
         if number and isinstance(h, Tensor):
-            h = dropout(torch.relu(h), key, graph.ids, net.dropout, "dropout", number)
+            noise = key, graph.ids, net.dropout, "dropout", number
+            h = dropout(h, *noise, after=torch.relu)
         sent = matmul(h, layer["neighbour"])
         gathered = matmul(adjacency, sent)
         if made is not None:

@@ -157,8 +157,10 @@ def bags(
     index = index.remainder(len(dense)) if shared else index
     if dense.is_cuda and index.numel() * dense.shape[1] > CSR_ABOVE:
         return _csr_bags(dense, index, offsets, weight)
-    # Not `functional`, whose checks cost as much as a small product. 0 means the sum.
-    return torch.embedding_bag(dense.contiguous(), index, offsets, False, 0, False, weight)[0]
+    # Not `functional`, whose checks cost as much as a small product. 0 means the sum. Without
+    # `detach`, torch also lists each entry's bag for its own backward pass (0.004 ms of 0.03).
+    dense = dense.detach().contiguous()
+    return torch.embedding_bag(dense, index, offsets, False, 0, False, weight)[0]
 
 
 NARROW_ON_GPU = 64
