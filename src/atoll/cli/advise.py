@@ -13,7 +13,7 @@ from atoll.cli.options import PATH, command, option
 
 CANDIDATES = (
     "Compare these methods, separated by commas, with settings as fedprox:mu=0.1; repeatable.  "
-    "[default: local, fedavg, fedprox, fedpub, fedsage, reef]"
+    "[default: local, fedavg, fedprox, fedopt, fedpub, reef]"
 )
 
 

@@ -57,7 +57,7 @@ class Reef(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Mean()
 
-    space = USUAL | {"mu": Real(1e-2, 1, log=True)}
+    space = USUAL | {"mu": Real(1e-2, 1, log=True), "prior": Real(0, 1)}
     nets = ("duo",)
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"

@@ -42,8 +42,8 @@ from atoll.studies.study import run_study
 from atoll.studies.study_run import Json, StudyObserver, StudyRun
 from atoll.studies.tune.result import safe_name
 
-CANDIDATES = ("local", "fedavg", "fedprox", "fedpub", "fedsage", "reef")
-"""The default candidates."""
+CANDIDATES = ("local", "fedavg", "fedprox", "fedopt", "fedpub", "reef")
+"""The default candidates: the references, and good methods of the leaderboard that are fast."""
 REFERENCES = ("local", "fedavg")  # local training and plain federation, which always take part
 MINUTES = 3.0
 PROBE = 3  # rounds that measure the speed of a candidate
@@ -51,6 +51,7 @@ FEWEST_ROUNDS = 10  # minimum rounds of a race, unless the user wants fewer
 RACE = (1, 2)  # seeds of all candidates, and additional seeds of the better half
 FRESH = (3, 5)  # seeds of the estimate: the minimum, and the number that the plan assumes
 MOST = 4  # maximum factor of these seeds if time remains
+WORTH = 0.01  # expected gain that is worth another method, even with few seeds
 LARGE = 300_000  # with more directed edges, only sizes are measured
 Costs = dict[str, tuple[float, float]]  # seconds of a seed before its rounds, and of one round
 
@@ -86,6 +87,9 @@ class Advice:
         if self.winner not in (*REFERENCES, self.choice):
             thin = _too_few(of[self.winner, self.choice], self.metric)
             said.append(f"{self.winner} had the best score in the short runs, but {thin}")
+        if self.choice not in REFERENCES:
+            unsure = [test for test in self.gains if test.name == self.choice and test.low <= 0]
+            said += [_too_few(test, self.metric) for test in unsure]
         plain = of["fedavg", "local"]
         if self.choice in REFERENCES and plain.low <= 0 <= plain.high:
             said.append(_too_few(plain, self.metric))
@@ -329,14 +333,17 @@ def gains_of(winner: str, fresh: Mapping[str, np.ndarray]) -> tuple[PairedTest, 
 
 
 def choose(winner: str, gains: Sequence[PairedTest]) -> str:
-    """Return the winner if the interval of its gain over the better reference is above 0.
+    """Return the winner of the race, or the better reference.
 
-    Otherwise return the better reference.
+    The winner must gain at least `WORTH` over the better reference, or the whole interval of its
+    gain must be above 0.
     """
     of = {(test.name, test.against): test for test in gains}
     simplest = "fedavg" if of["fedavg", "local"].difference > 0 else "local"
-    better = winner not in REFERENCES and of[winner, simplest].low > 0
-    return winner if better else simplest
+    if winner in REFERENCES:
+        return simplest
+    gain = of[winner, simplest]
+    return winner if gain.low > 0 or gain.difference >= WORTH else simplest
 
 
 def look(federation: Federation) -> Json:
