@@ -43,7 +43,7 @@ def test_a_demo_equals_the_serial_run_and_leaves_no_process(tmp_path):
 @pytest.mark.federation
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("fedavg", {}), ("fedath", {}), ("fedper", {}), ("gcfl", {"preset": "plus"})],
+    [("fedavg", {}), ("fedath", {}), ("fedper", {}), ("reef", {}), ("gcfl", {"preset": "plus"})],
 )
 def test_methods_equal_the_serial_run(method, settings, trial):
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
