@@ -94,22 +94,22 @@ class Reef(Averaging):
     def _scores(self, graph: Graph, params: Tree, prior: Tensor) -> Tensor:
         """Return the log-likelihood of the validation nodes for every setting, (3,)."""
         with torch.no_grad():
-            logs = [
-                functional.log_softmax(logits + prior, -1)
-                .gather(-1, graph.y.unsqueeze(-1))
-                .squeeze(-1)
-                for logits in self.net.each(params, graph)
-            ]
-            both = torch.logaddexp(*logs) - math.log(2)
-            return (torch.stack([*logs, both]) * graph.val).sum(-1)
+            logs = self._logs(params, graph, prior)
+            labels = graph.y.reshape(1, -1, 1).expand(2, -1, 1)
+            first, second = logs.gather(-1, labels).squeeze(-1)
+            both = torch.logaddexp(first, second) - math.log(2)
+            return (torch.stack([first, second, both]) * graph.val).sum(-1)
+
+    def _logs(self, params: Tree, graph: Graph, prior: Tensor, key: Tensor | None = None) -> Tensor:
+        """Return the log probabilities of both networks, (2, N, C)."""
+        return functional.log_softmax(torch.stack(self.net.each(params, graph, key)) + prior, -1)
 
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
     ) -> Tensor:
-        if state is None:
+        if state is None:  # a new client
             return self.net(message, graph, key)
         first, second, both = torch.softmax(self.sharpness * state.scores, 0).unbind()
         shares = torch.stack([first, second]) + both / 2
-        each = self.net.each(message, graph, key)
-        logs = torch.stack([functional.log_softmax(one + state.prior, -1) for one in each])
+        logs = self._logs(message, graph, state.prior, key)
         return (logs + shares.log().reshape(-1, 1, 1)).logsumexp(0)
