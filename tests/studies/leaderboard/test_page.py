@@ -52,7 +52,7 @@ def test_a_page_opens_with_the_answer() -> None:
     assert text.index(first) < text.index("| method |")
     assert "| reef | **80.0 ± 1.0** |" not in text  # FedProx is best on Cora
     assert "| fedprox | **81.0 ± 1.0** |" in text
-    assert "$ atoll run local --data minesweeper --clients 10" in text
+    assert "$ atoll run reef --data minesweeper --clients 10" in text
     assert "--methods reef,fedprox,fedavg,local --data-root DIR" in text
     assert text.count('<div class="sortable" markdown>') == text.count("</div>") == 3
     assert "[leaderboard.csv](leaderboard.csv)" in text

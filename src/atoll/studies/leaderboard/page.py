@@ -124,7 +124,8 @@ def _league(rows: Sequence[Row], recipe: Recipe, name: str, reference: str) -> I
         yield from ("Not run yet.", "")
         return
     yield from ("One row of each partition:", "")
-    yield from _console("data", *{row.partition: row.command for row in own}.values())
+    last = sorted(own, key=lambda row: row.method == reference)  # prefer the reference's command
+    yield from _console("data", *{row.partition: row.command for row in last}.values())
     for group, tables in league_tables(own, recipe, name, reference):
         yield from (f"### {league.title}: {group}", "")
         for table in tables:
