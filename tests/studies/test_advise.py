@@ -151,3 +151,15 @@ def test_homophily_is_measured_without_the_labels_of_test_nodes() -> None:
     whole = look(problem.federation(0))
     assert blind["homophily"] != whole["homophily"]
     assert abs(blind["homophily"] - whole["homophily"]) < 0.2
+
+
+@pytest.mark.parametrize(("spare", "more"), [(0.0, True), (1e9, False)])
+def test_further_methods_take_part_while_there_is_time(monkeypatch, spare, more) -> None:
+    monkeypatch.setattr(study, "CANDIDATES", ("fedprox",))
+    monkeypatch.setattr(study, "MORE", ("fedper",))
+    monkeypatch.setattr(study, "SPARE", spare)
+    found = advise(minutes=0.3, **TINY)
+    assert [row["method"] for row in found.race] == [
+        *("local", "fedavg", "fedprox"), *(["fedper"] if more else []),
+    ]  # fmt: skip
+    assert all("score" in row for row in found.race)

@@ -13,7 +13,7 @@ from atoll.cli.options import PATH, command, option
 
 CANDIDATES = (
     "Compare these methods, separated by commas, with settings as fedprox:mu=0.1; repeatable.  "
-    "[default: local, fedavg, fedprox, fedopt, fedpub, reef]"
+    "[default: local, fedavg, fedprox, fedopt, fedpub, reef, and more while there is time]"
 )
 
 
@@ -46,7 +46,7 @@ def advise(out: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
         check_folder(out, resuming=True)
     minutes, names = given.pop("minutes"), given.pop("candidates")
     chosen = common.chosen_options(given)
-    candidates = [one for text in names for one in split_names(text)] or study.CANDIDATES
+    candidates = [one for text in names for one in split_names(text)] or None
     watcher = StudyWatcher(common.make_console(stderr=as_json or quiet), quiet=quiet)
 
     def report_stop(stop: BaseException) -> None:

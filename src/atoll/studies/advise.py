@@ -44,12 +44,15 @@ from atoll.studies.tune.result import safe_name
 
 CANDIDATES = ("local", "fedavg", "fedprox", "fedopt", "fedpub", "reef")
 """The default candidates: the references, and good methods of the leaderboard that are fast."""
+MORE = ("fedaux", "fedper", "fedgta", "fedsage", "feddc", "fedproto", "fediih")
+"""Further default candidates, in this order, while there is time."""
 REFERENCES = ("local", "fedavg")  # local training and plain federation, which always take part
 MINUTES = 3.0
 PROBE = 3  # rounds that measure the speed of a candidate
 FEWEST_ROUNDS = 10  # minimum rounds of a race, unless the user wants fewer
 RACE = (1, 2)  # seeds of all candidates, and additional seeds of the better half
 FRESH = (3, 5)  # seeds of the estimate: the minimum, and the number that the plan assumes
+SPARE = 2.0  # minimum factor of the seeds with a further candidate
 MOST = 4  # maximum factor of these seeds if time remains
 WORTH = 0.01  # expected gain that is worth another method, even with few seeds
 LARGE = 300_000  # with more directed edges, only sizes are measured
@@ -128,7 +131,7 @@ def _too_few(test: PairedTest, metric: str) -> str:
 
 
 def advise(
-    candidates: Sequence[str] = CANDIDATES,
+    candidates: Sequence[str] | None = None,
     data: str = "lagoon",
     *,
     minutes: float = MINUTES,
@@ -139,6 +142,7 @@ def advise(
 
     Args:
         candidates: Names, also with settings: `fedprox:mu=0.1`. `REFERENCES` always take part.
+            None stands for `CANDIDATES`, and those of `MORE` for which there is time.
         data: A name or path.
         minutes: Approximate time budget.
         observer: Is notified of progress.
@@ -148,8 +152,9 @@ def advise(
         raise ConfigError(f"minutes is {minutes:g}; give a number above 0")
     with TemporaryDirectory(prefix="atoll-advise-") as folder:
         race = _Race({**options, "data": data}, minutes, Path(folder), observer or StudyObserver())
-        race.enter(candidates)
-        return race.run()
+        others = CANDIDATES if candidates is None else candidates
+        race.enter([*REFERENCES, *(name for name in others if name not in REFERENCES)])
+        return race.run(MORE if candidates is None else ())
 
 
 class _Race:
@@ -168,9 +173,8 @@ class _Race:
         self.runs: dict[str, StudyRun] = {}
         self.rows: dict[str, Json] = {}
 
-    def enter(self, candidates: Sequence[str]) -> None:
+    def enter(self, names: Sequence[str]) -> None:
         """Check every candidate, and exclude those that cannot do the task, with the reason."""
-        names = [*REFERENCES, *(name for name in candidates if name not in REFERENCES)]
         request = ComparisonRequest(
             methods={label: str(name) for label, name in named_arms(names).items()},
             data=(self.problem.config.data,),
@@ -188,12 +192,21 @@ class _Race:
             resolve(run.config)
             self.runs[name] = run
 
-    def run(self) -> Advice:
-        """Run the race, estimate the gains, and recommend a method."""
-        costs: Costs = {}
-        for name, found in self._play("probe", list(self.runs), PROBE, 0, 1).items():
-            costs[name] = found["seconds"]["setup"], found["seconds"]["per_round"]
-            self.rows[name]["seconds"] = _seconds(costs[name], self.wanted)
+    def run(self, more: Sequence[str] = ()) -> Advice:
+        """Run the race, estimate the gains, and recommend a method.
+
+        Candidates in `more` take part while there is time for many seeds.
+        """
+        costs = self._probe(list(self.runs))
+        for name in more:
+            if self._factor(costs) < SPARE:
+                break
+            self.enter([name])
+            found = costs | self._probe([name] if name in self.runs else [])
+            if self._factor(found) >= SPARE:
+                costs = found
+            else:
+                del self.rows[name]
         left = self.end - time.monotonic()
         rounds, times = plan(costs, self.wanted, left, self.minutes)
         winner = self._winner(list(costs), rounds, times)
@@ -220,6 +233,22 @@ class _Race:
             command=run_command(self.runs[choice].config),
             notes=notes,
         )
+
+    def _probe(self, names: list[str]) -> Costs:
+        """Measure the speed of candidates in a few rounds."""
+        costs: Costs = {}
+        for name, found in self._play("probe", names, PROBE, 0, 1).items():
+            costs[name] = found["seconds"]["setup"], found["seconds"]["per_round"]
+            self.rows[name]["seconds"] = _seconds(costs[name], self.wanted)
+        return costs
+
+    def _factor(self, costs: Costs) -> float:
+        """Return the factor of the race's seeds for all rounds, or 0 if there is no time."""
+        try:
+            rounds, times = plan(costs, self.wanted, self.end - time.monotonic(), self.minutes)
+        except ConfigError:
+            return 0.0
+        return times if rounds == self.wanted else 0.0
 
     def _winner(self, names: list[str], rounds: int, times: float) -> str:
         """Return the method with the best mean score. Drop the worse half after the first seeds."""
