@@ -49,6 +49,10 @@ CASES = [
     ("fedgta", {}, "1", "plain"),
     ("local", {}, "1", "plain"),
     ("fedtad", {}, "", "plain"),
+    ("fedavg", {"net": "residual"}, "", "weighted"),
+    ("fedprox", {"net": "residual", "norm": "none", "jump": True}, "", "plain"),
+    ("fedavg", {"net": "duo"}, "", "plain"),
+    ("reef", {}, "1", "weighted"),
     ("fedavg", {}, "", "owners"),
     ("fedavg", {}, "south", "owners"),
 ]

@@ -359,6 +359,14 @@ class Method(ABC):
         plain = type(self).predict is Method.predict and not private_names(self.net)
         return message if plain else None
 
+    def mixture(self, state: Tree) -> tuple[Tensor, Tensor] | None:
+        """Return a client's class prior, (C,), and its weights of the network's branches, (B,).
+
+        Override it, and `plain_params`, if `predict` mixes branches with these numbers. None stands
+        for no prior and equal weights.
+        """
+        return None
+
     def redeploy(self, server: Tree, tree: Tree) -> Tree:
         """Replace the deployed model in the server's tree. Override it if `deploy` computes one."""
         old, new = leaves(self.deploy(server).tree), leaves(tree)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from atoll.core.errors import ConfigError, check_name
 from atoll.core.files import write_atomically
-from atoll.core.method import Net
+from atoll.core.method import Embedder, Net
 from atoll.core.tree import Tree, named_leaves
 from atoll.experiment import exported
 from atoll.experiment.predict import Trained
 from atoll.nn import NETS
 from atoll.nn.nets import GAT, GCN, MLP, SGC, GraphSAGE
+from atoll.nn.residual import Duo, Residual
 
 FORMS = ("pyg",)
 Layer = tuple[str, int, int, int]
@@ -34,6 +35,7 @@ LAYERS = {
     ),
     SGC: ("sgc", {"weight": "lin.weight", "bias": "lin.bias"}),
     MLP: LINEAR,
+    Residual: LINEAR,  # its blocks are layers of GraphSAGE
 }
 """The kind of each network's layers, and PyG's names of their parameters."""
 
@@ -76,13 +78,30 @@ def network(trained: Trained, client: str) -> tuple[dict[str, object], dict[str,
 
     Without a client's name it is the global model.
     """
-    method = trained.method
-    if (params := method.plain_params(*trained.model.of_client(trained.place(client)))) is None:
+    method, own = trained.method, trained.model.of_client(trained.place(client))
+    if (params := method.plain_params(*own)) is None:
         more = "computes more than its network does, which PyG has no layer for"
         raise ConfigError(f"{trained.config.method} {more}; use atoll predict")
-    layers, weights = pyg_layers(method.net, params)
-    activation = "elu" if isinstance(method.net, GAT) else "relu"
-    return {"layers": layers, "activation": activation}, weights
+    if not isinstance(method.net, Duo):
+        return described(method.net, params)
+    branches, weights = list[object](), dict[str, Tensor]()
+    for number, net in enumerate(method.net.branches):
+        about, found = described(net, params[number])
+        branches.append(about)
+        weights |= {f"branches.{number}.{name}": tensor for name, tensor in found.items()}
+    equal = torch.zeros(method.net.classes), torch.ones(len(branches))  # as in `Duo`
+    prior, shares = method.mixture(own[1]) or equal
+    return {"branches": branches, "prior": prior.tolist(), "shares": shares.tolist()}, weights
+
+
+def described(net: Net | Embedder, params: Tree) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """Return the layers of one network with their activation, and its weights by PyG's names."""
+    layers, weights = pyg_layers(net, params)
+    activation = "elu" if isinstance(net, GAT) else "relu"
+    about: dict[str, object] = {"layers": layers, "activation": activation}
+    if isinstance(net, Residual):
+        about |= {"residual": True, "norm": net.norm == "layer", "jump": net.jump}
+    return about, weights
 
 
 def module(trained: Trained, client: str = "") -> exported.Network:
@@ -94,21 +113,24 @@ def module(trained: Trained, client: str = "") -> exported.Network:
     return net.cpu().eval()
 
 
-def pyg_layers(net: Net, params: Tree) -> tuple[list[Layer], dict[str, Tensor]]:
+def pyg_layers(net: Net | Embedder, params: Tree) -> tuple[list[Layer], dict[str, Tensor]]:
     """Return the layers of a network, and their weights by PyG's names."""
     if type(net) not in LAYERS:
-        known = ", ".join(name for name, kind in NETS.items() if kind in LAYERS)
+        known = ", ".join(name for name, kind in NETS.items() if kind in (*LAYERS, Duo))
         problem = f"network {type(net).__name__} has no layers of PyG that compute the same"
         raise ConfigError(f"{problem}; networks that do: {known}")
     found, weights = list[Layer](), dict[str, Tensor]()
-    for number, layer in enumerate(params):
-        (kind, names), count = LAYERS[type(net)], 1
+    for number, part in enumerate(params):
+        (kind, names), count, layer = LAYERS[type(net)], 1, part
         if isinstance(net, GAT):
             count = int(layer["source"].shape[0])
         elif isinstance(net, SGC):
             count = net.hops
         elif isinstance(net, GCN) and net.head == "linear" and number == len(params) - 1:
             kind, names = LINEAR
+        elif isinstance(net, Residual) and 0 < number < len(params) - 1:
+            (kind, names), own = LAYERS[GraphSAGE], layer["weight"].chunk(2, -1)
+            layer = {"self": own[0], "neighbour": own[1], "bias": layer["bias"]}
         for name, tensor in named_leaves(layer):
             attention = name in ("source", "target")
             matrix = tensor.unsqueeze(0) if attention else tensor.T if tensor.dim() == 2 else tensor

@@ -43,16 +43,24 @@ def layer(kind: str, n_in: int, n_out: int, count: int) -> Module:
 
 
 class Network(Module):
-    """The trained network: layers with an activation between them."""
+    """The trained network: layers with an activation between them, or a mixture of networks."""
 
     def __init__(self, about: About) -> None:
         super().__init__()
-        self.kinds = [kind for kind, *_ in about["layers"]]
-        self.layers = ModuleList(layer(*one) for one in about["layers"])
-        self.activation = getattr(torch.nn.functional, about["activation"])
+        self.about = about
+        self.branches = ModuleList(Network(one) for one in about.get("branches", ()))
+        self.kinds = [kind for kind, *_ in about.get("layers", ())]
+        self.layers = ModuleList(layer(*one) for one in about.get("layers", ()))
+        self.activation = getattr(torch.nn.functional, about.get("activation", "relu"))
 
     def forward(self, x: Tensor, edges: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the logits, (N, C)."""
+        if self.branches:
+            prior, shares = (x.new_tensor(self.about[name]) for name in ("prior", "shares"))
+            each = torch.stack([one(x, edges, weight) for one in self.branches]) + prior
+            return (each.log_softmax(-1) + shares.log().reshape(-1, 1, 1)).logsumexp(0)
+        if self.about.get("residual"):
+            return self.residual(x, edges)
         for number, (kind, one) in enumerate(zip(self.kinds, self.layers, strict=True)):
             x = self.activation(x) if number else x
             if kind in ("gcn", "sgc"):
@@ -60,6 +68,20 @@ class Network(Module):
             else:
                 x = one(x) if kind == "linear" else one(x, edges)
         return x
+
+    def residual(self, x: Tensor, edges: Tensor) -> Tensor:
+        """Return the logits of a network whose blocks add to their input."""
+        first, *blocks, last = self.layers
+        outputs = [self.activation(first(x))]
+        for block in blocks:
+            outputs.append(outputs[-1] + self.activation(block(self.norm(outputs[-1]), edges)))
+        h = torch.stack(outputs).mean(0) if self.about["jump"] else outputs[-1]
+        logits: Tensor = last(self.norm(h))
+        return logits
+
+    def norm(self, h: Tensor) -> Tensor:
+        """Shift and scale rows to mean 0 and variance 1, if the network does so."""
+        return torch.nn.functional.layer_norm(h, h.shape[-1:]) if self.about["norm"] else h
 
 
 def load(folder: str | Path = Path(__file__).parent) -> tuple[Network, About]:

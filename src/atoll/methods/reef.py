@@ -107,9 +107,17 @@ class Reef(Averaging):
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
     ) -> Tensor:
-        if state is None:  # a new client
+        if (mixed := self.mixture(state)) is None:  # a new client
             return self.net(message, graph, key)
-        first, second, both = torch.softmax(self.sharpness * state.scores, 0).unbind()
-        shares = torch.stack([first, second]) + both / 2
-        logs = self._logs(message, graph, state.prior, key)
+        prior, shares = mixed
+        logs = self._logs(message, graph, prior, key)
         return (logs + shares.log().reshape(-1, 1, 1)).logsumexp(0)
+
+    def mixture(self, state: Kept | None) -> tuple[Tensor, Tensor] | None:
+        if state is None:
+            return None
+        first, second, both = torch.softmax(self.sharpness * state.scores, 0).unbind()
+        return state.prior, torch.stack([first, second]) + both / 2
+
+    def plain_params(self, message: Tree, state: Kept | None) -> Tree:
+        return message
