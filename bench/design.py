@@ -55,7 +55,7 @@ def design(
     runs = list[StudyRun]()
     for part in partitions.split(","):
         how = dict(read_leagues().partitions[part].run)
-        clients = (how.pop("clients"),)
+        clients = (how.pop("clients", None),)
         request = ComparisonRequest(
             methods=arms,
             data=tuple(sets.split(",")),
@@ -74,8 +74,7 @@ def design(
         table.writerow(names)
         for one in study:
             if one.summary is None:
-                click.echo(f"failed: {one.run.name}: {one.error}")
-                continue
+                raise click.ClickException(f"{one.run.name}: {one.error}")
             label, data = one.run.labels["method"], one.run.config.data
             metric, part = one.summary["metric"], one.run.labels["partition"]
             scores = 100 * np.array(one.summary["metrics"][f"test_{metric}"]["per_seed"])

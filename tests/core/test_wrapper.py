@@ -89,6 +89,7 @@ CALLS = {
     "too_short": (1,),
     "why_bound": (),
     "plain_params": (1, 2),
+    "mixture": (1,),
 }
 
 

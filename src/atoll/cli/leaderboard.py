@@ -78,9 +78,14 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     lists = {name: split_names(text) if text else [] for name, text in texts.items()}
     reference, seeds = common.pop(given, "against", "seeds").values()
     wanted = Wanted(**lists, seeds=seeds, options=common.chosen_options(given))
+    if page is not None and page.suffix == ".png":
+        raise click.UsageError(
+            "--page writes Markdown, and a PNG beside it; give a name like FILE.md"
+        )
     for file in (file for file in (path, page) if file is not None):
         check_file(file)
     if page is not None:
+        check_file(page.with_suffix(".png"))
         need_matplotlib()
     plans = [plan_league(name, wanted) for name in split_names(league)]
     entries = [entry for found, _ in plans for entry in found]

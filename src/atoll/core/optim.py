@@ -19,7 +19,7 @@ from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.kernels import on_gpu
 from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map, with_leaves
 from atoll.core.vmap import kernels
-from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
+from atoll.core.vmap.stacks import Constant, Dims, Vmap, as_batch, call
 from atoll.core.vmap.varied import Varied, is_zero, scalar
 
 
@@ -121,13 +121,10 @@ class _AdamStep(Constant):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size, count, around = info.batch_size, len(flat) // 4, inside_transform()
 
-        def stacked(leaf: Tensor, dim: int | None) -> Tensor:
-            return leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
-
-        numbers = None if numbers is None else stacked(numbers, dims[2])
+        numbers = None if numbers is None else as_batch(numbers, dims[2], size)
         whole = []
         for i, (leaf, dim) in enumerate(zip(flat, dims[3:], strict=True)):
-            full = stacked(leaf, dim)
+            full = as_batch(leaf, dim, size)
             # The first leaf counts the steps. Gradients, the second quarter after it, are only
             # read. The kernel overwrites the rest, so copy it unless the loop owns it.
             mine = count < i <= 2 * count or (owned and dim is not None)
@@ -201,7 +198,7 @@ def pull(grads: Tree, params: Tree, towards: Tree, mu: float | Varied) -> Tree:
     parts = [leaves(tree) for tree in (grads, params, towards)]
     if all(map(is_, *parts[1:])):  # the first step, before the parameters move
         return grads
-    if isinstance(mu, Varied) or not inside_transform():
+    if isinstance(mu, Varied):
         found = [g + mu * (w - start) for g, w, start in zip(*parts, strict=True)]
     else:
         found = call(_Pull, mu, 0, *(leaf for part in parts for leaf in part))
@@ -227,11 +224,8 @@ class _Pull(Constant):
     def vmap(
         info: Vmap, dims: Dims, mu: float, axes: int, *flat: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        size = info.batch_size
-        whole = [
-            leaf.expand(size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
-            for leaf, dim in zip(flat, dims[2:], strict=True)
-        ]
+        pairs = zip(flat, dims[2:], strict=True)
+        whole = [as_batch(leaf, dim, info.batch_size) for leaf, dim in pairs]
         step = _Pull.apply if inside_transform() else _Pull.forward
         out = step(mu, axes + 1, *whole)
         return out, (0,) * len(out)

@@ -133,8 +133,9 @@ def dropout(
     if key is None or (isinstance(dropped, int) and dropped == 0):
         return h if after is None else after(h)
     own = salt(*purpose) if purpose else None
-    fused = after in (None, torch.relu) if on_gpu(h) else after is torch.relu and not h.is_cuda
-    if fused and isinstance(dropped, int):
+    kernel = on_gpu(h) and after in (None, torch.relu)
+    in_place = after is torch.relu and not h.is_cuda
+    if (kernel or in_place) and isinstance(dropped, int):
         found: Tensor = call(_Dropped, h, key, rows, own, dropped, after is not None)
         return found
     h = h if after is None else after(h)
@@ -153,7 +154,8 @@ def dropout_mask(
     dropped = round(rate * 2**16)
     if key is None or dropped == 0:
         return None, 1.0
-    mask = _Keep.forward(key, rows, dropped, salt(*purpose), h.shape[-1], h.dtype)
+    own = salt(*purpose) if purpose else None
+    mask = _Keep.forward(key, rows, dropped, own, h.shape[-1], h.dtype)
     return mask, 1.0 / (1.0 - dropped / 2**16)
 
 

@@ -158,7 +158,7 @@ def task_named(name: str) -> Task:
 def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
     """Average the one-vs-rest AUC over classes with positives and negatives, or return -1."""
     if mask.device.type == "cpu" and not inside_transform() and not mask.any():
-        return mask.new_full((), -1.0)  # held-out graphs have no training item
+        return log_p.new_full((), -1.0)  # held-out graphs have no training item
     # With two classes both one-vs-rest values are equal, so the mean is the binary AUC.
     each = torch.stack([_auc(log_p[:, c], truth[:, c], mask) for c in range(log_p.shape[1])])
     defined = (each >= 0).to(each.dtype)

@@ -59,6 +59,7 @@ class Wrapper(Method):
     scored_as = _forwarded(Method.scored_as)
     too_short = _forwarded(Method.too_short)
     why_bound = _forwarded(Method.why_bound)
+    mixture = _forwarded(Method.mixture)
 
     def plain_params(self, message: Tree, state: Tree) -> Tree:
         return message if self.base is None else self.base.plain_params(message, state)

@@ -222,7 +222,7 @@ class Result:
         return said + ([self.first_day.sentence(self.metric)] if self.first_day else [])
 
     def warnings(self) -> list[str]:
-        """Return warnings about a model that has hardly learnt anything."""
+        """Return warnings about a selection without validation data, and about a poor model."""
         found, said, counts = self.metrics(), list[str](), self.confusion()
         ranks = self.metric != "accuracy" and found.get("test_auc", {"mean": 0.0})["mean"] > 0.6
         if counts is not None and len(counts) > 1 and not ranks:

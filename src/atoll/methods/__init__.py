@@ -86,6 +86,7 @@ def method_class(name: str) -> type[Method]:
             raise ConfigError(f"unknown method '{name}'; {hint}")
         raise unknown("method", name, METHODS)
     where, _, attribute = name.rpartition(":")
+    name = name.rstrip(":")
     if not where.endswith(".py") and not all(part.isidentifier() for part in where.split(".")):
         hint = "write FILE.py:CLASS or package.module:CLASS"
         raise ConfigError(f"method '{name}' names no file and no module; {hint}")
@@ -98,7 +99,7 @@ def method_class(name: str) -> type[Method]:
                 f"method '{name}' imports a name from {error.name} that does not exist; import it "
                 "from atoll itself: from atoll import fit, average, ... (see docs/own-method.md)"
             ) from error
-        raise ConfigError(f"method '{name.rstrip(':')}' cannot be loaded: {error}") from error
+        raise ConfigError(f"method '{name}' cannot be loaded: {error}") from error
     except (Exception, SystemExit) as error:  # the file's own code, which may raise anything
         why = f"{described(error)}; correct it"
         raise ConfigError(f"method '{name}' cannot be loaded: {why}") from error

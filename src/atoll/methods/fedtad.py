@@ -29,8 +29,8 @@ then pulls the models towards the common predictions. The server's two rates are
 clients' rate. The default is a tenth as in the code (1e-3 for 1e-2; the paper reports no value),
 because an absolute 1e-3 ruins the model at a client rate of 1e-3. If clients do not use Adam, the
 shares refer to Adam's default rate, 1e-2. The default of I is 1, chosen on validation scores from
-the paper's grid {1, 3, 5, 10}. The code's I = 5 slows convergence at small rates; both presets and
-the recipes of the papers' tables keep it.
+the paper's grid {1, 3, 5, 10}. The code's I = 5 slows convergence at small rates. Both presets keep
+it, and so do recipes of the papers' tables without a tuned I.
 """
 
 from collections.abc import Mapping

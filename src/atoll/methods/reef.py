@@ -40,7 +40,7 @@ class Kept:
     """The private state of a client."""
 
     moments: Tree
-    prior: Tensor  # log frequencies of the classes among the training nodes, (C,)
+    prior: Tensor  # the addend of the logits: log frequencies of the classes, (C,)
     scores: Tensor  # log-likelihood of the validation nodes: first, second, both, (3,)
 
 
@@ -85,7 +85,10 @@ class Reef(Averaging):
         return Update(model, graph.size(self.weight_by)), Kept(moments, prior, scores)
 
     def _prior(self, graph: Graph) -> Tensor:
-        """Return the log frequencies of the classes, (C,). Every class counts once more."""
+        """Return the addend of the logits, (C,): log frequencies of the training labels.
+
+        Each count is increased by one, so none is zero.
+        """
         classes = torch.arange(self.net.classes, device=graph.y.device)
         own = (graph.y.unsqueeze(-1) == classes) * graph.train.unsqueeze(-1)
         counts = own.sum(0) + 1

@@ -158,7 +158,8 @@ def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: 
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
         inner, outer = layer["inner"], layer["outer"]
-        if not h.is_cuda and not inside_transform():
+        # `_Convolution` has no gradient by the entries of the adjacency.
+        if not (h.is_cuda or inside_transform() or adjacency.values.requires_grad):
             mask, scale = dropout_mask(h, key, graph.ids, rate, "dropout", number)
             parts = (part[name] for part in (inner, outer) for name in ("weight", "bias"))
             h, *_ = call(_Convolution, *both_ways(adjacency), h, *parts, mask, scale)

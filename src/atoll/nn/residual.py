@@ -139,7 +139,7 @@ class Duo(Embedder):
         return _log_mean(self.each(params, graph, key))
 
     def embed(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Concatenate the embeddings of both branches, (N, hidden + hidden / 2)."""
+        """Concatenate the embeddings of both branches, (N, hidden + hidden // 2)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
 

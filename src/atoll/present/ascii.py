@@ -20,8 +20,9 @@ def plain(letter: str) -> str:
         return ""
     without_accent = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
     greek = unicodedata.name(letter, "").partition("GREEK")[2].rpartition(" LETTER ")[2]
-    if unicodedata.decomposition(letter).startswith("<super>"):
-        return "^" + unicodedata.normalize("NFKC", letter).replace("−", "-")
+    raised = unicodedata.normalize("NFKC", letter).replace("−", "-")
+    if unicodedata.decomposition(letter).startswith("<super>") and len(raised) == 1:
+        return f"^{raised}"
     return SIGNS.get(letter) or without_accent or greek.lower() or "?"
 
 

@@ -263,7 +263,10 @@ def numbers_axis(
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about `count` round numbers inside an interval, and at least two."""
+    """Return about `count` round numbers inside an interval, and at least two.
+
+    An interval of one number gives this number.
+    """
     if not high > low:
         return [low]
     rough = (high - low) / count

@@ -337,7 +337,7 @@ def test_rare_values_of_a_category_count_as_other_and_stay_out_of_the_schema(
     towns = ["Rome"] * 6 + ["other"] * 5 + ["Oslo"] * 4 + ["Bern"]
     found = look(list(towns))
     assert found.rule == Rule(kind="category", values=("Rome", "other"), other="any other")
-    told = '2 values in fewer than 5 rows each, and new values, count as "any other"'
+    told = '2 values in fewer than 5 rows, and new values, count as "any other"'
     assert found.questions == [(f"{told}; list more values to keep them", 5)]
     rows = "".join(f"n{i},{town},{'xy'[i % 2]}\n" for i, town in enumerate(towns))
     (tmp_path / "nodes.csv").write_text(f"id,town,label\n{rows}")
@@ -352,8 +352,18 @@ def test_rare_values_of_a_category_count_as_other_and_stay_out_of_the_schema(
     assert not again.looks["town"].questions
 
 
+def test_one_frequent_value_among_rare_ones_is_listed_without_them() -> None:
+    found = look(["Rome"] * 90 + [f"Person {i}" for i in range(20)])
+    assert found.rule == Rule(kind="category", values=("Rome",), other="other")
+    assert look(["Rome"] * 9 + ["Oslo"]).questions[0][0].startswith("a value in fewer than 5 rows")
+
+
+def test_bytes_that_are_no_text_are_described_as_before() -> None:
+    assert look(pa.array([b"\xff\xfe"] * 12), Rule(kind="text")).rule.kind == "text"
+
+
 @pytest.mark.parametrize("values", [["a", "b", "b"], ["a"] * 5 + ["b"] * 5])
-def test_a_category_without_rare_values_stays_closed_and_the_schema_explains_it(
+def test_a_category_with_only_rare_or_only_frequent_values_stays_closed_and_the_schema_explains_it(
     tmp_path: Path, values: list[str]
 ) -> None:
     assert look(list(values)).rule == Rule(kind="category")

@@ -465,19 +465,21 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
 def _open(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     """Count rare values of a category as `other`, so that it accepts new values after training.
 
-    The schema and its questions do not contain rare values, because owners share the schema.
+    `values` then contains no rare value, because owners share the schema. If all values are rare,
+    the category stays closed.
     """
     rule, seldom = look.rule, rows < RARE
-    kept = sorted(texts.cast(pa.large_string()).filter(pa.array(~seldom)).to_pylist())
     given = rule.kind != "category" or rule.values or rule.other is not None
-    if given or not seldom.any() or len(kept) < 2:
+    if given or not seldom.any() or seldom.all():
         return
+    kept = sorted(texts.filter(pa.array(~seldom)).cast(pa.large_string()).to_pylist())
     other = "other"
     while other in kept:
         other = f"any {other}"
     look.rule = replace(rule, values=tuple(kept), other=other)
-    told = f"{seldom.sum()} values in fewer than {RARE} rows each, and new values, count as"
-    look.ask(f'{told} "{other}"; list more values to keep them', int(rows[seldom].sum()))
+    many = "a value" if seldom.sum() == 1 else f"{seldom.sum()} values"
+    told = f'{many} in fewer than {RARE} rows, and new values, count as "{other}"'
+    look.ask(f"{told}; list more values to keep them", int(rows[seldom].sum()))
 
 
 def _gaps(look: Look) -> None:

@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import DataError, not_installed
+from atoll.core.errors import ConfigError, DataError, not_installed
 
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
@@ -219,7 +219,9 @@ def loader_class(loader: str, **replaced: Callable[..., None]) -> type[InMemoryD
             with _no_version_check():
                 from ogb.nodeproppred import PygNodePropPredDataset as found
         except ImportError as error:
-            raise not_installed("this data set", "ogb", "ogb") from error
+            if (error.name or "").startswith("ogb"):
+                raise not_installed("this data set", "ogb", "ogb") from error
+            raise ConfigError(f"the package ogb is damaged ({error}); install it again") from error
     else:
         import torch_geometric.datasets
 

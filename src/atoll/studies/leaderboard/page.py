@@ -57,7 +57,7 @@ def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> 
     second += f", not distinguishable from {_listed(alike)}" if alike else ""
     second += f", and worse than {_listed(better)}" if better else ""
     last = ""
-    if gain is not None:
+    if gain:
         more = "more" if gain > 0 else "less"
         last = f"\n  On average it has {abs(gain):.1f} points {more} than `{BASE}`."
     return f"League *{title}*: {first}.\n  {second}.{last}"
