@@ -184,6 +184,12 @@ class Fused:
             raise
         except Exception as error:
             problem = f"{described(error)} (in a program of {len(members)} clients)"
+            if "vmap" in str(error):
+                problem += (
+                    "; one program trains all clients, so a step cannot select rows by a mask or "
+                    "read a number: multiply by the mask (atoll.masked_mean), or write "
+                    "@client_step(vectorize=False)"
+                )
             raise StepError(members[0], step.name, round, problem) from error
 
     def _program(

@@ -81,8 +81,9 @@ class Advice:
     def sentences(self) -> list[str]:
         """Return the recommendation and its reasons as sentences."""
         of = {(test.name, test.against): test for test in self.gains}
-        rounds = f"{self.rounds} of {self.wanted} rounds"
-        said = [f"Recommended: {self.choice}, after short runs of {rounds}."]
+        short = f"short runs of {self.rounds} of {self.wanted} rounds"
+        runs = f"runs of {self.rounds} rounds" if self.rounds == self.wanted else short
+        said = [f"Recommended: {self.choice}, after {runs}."]
         for over, meaning in zip(REFERENCES, (" (training alone)", ""), strict=True):
             if (test := of.get((self.choice, over))) is not None:
                 gain = f"Expected gain over {over}{meaning}: {_points(test, self.metric)}"
@@ -90,6 +91,8 @@ class Advice:
         if self.winner not in (*REFERENCES, self.choice):
             thin = _too_few(of[self.winner, self.choice], self.metric)
             said.append(f"{self.winner} had the best score in the short runs, but {thin}")
+        if self.winner in REFERENCES and self.winner != self.choice:
+            said.append(f"{self.winner} had the best score in the race, but not on the new seeds.")
         if self.choice not in REFERENCES:
             unsure = [test for test in self.gains if test.name == self.choice and test.low <= 0]
             said += [_too_few(test, self.metric) for test in unsure]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -372,3 +372,9 @@ def test_a_category_with_only_rare_or_only_frequent_values_stays_closed_and_the_
     (tmp_path / "edges.csv").write_text("source,target\nn0,n1\n")
     line = '# A new value is an error; other = "other" accepts it.'
     assert f'values = ["a", "b"]\n{line}' in describe(tmp_path).toml()
+
+
+def test_a_number_that_is_nan_does_not_fit_its_kind() -> None:
+    given = Rule(kind="number", missing="refuse")
+    assert "'NaN' do not fit" in look(["1.5", "NaN", "2.5"], given).questions[0][0]
+    assert not look(["1.5", "NaN", "2.5"], replace(given, empty=("NaN",), missing="mean")).questions

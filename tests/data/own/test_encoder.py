@@ -174,3 +174,13 @@ def test_what_training_learnt_is_applied_to_new_tables(tmp_path: Path) -> None:
     assert encoder.names == ("age", "kind=home", "kind=shop", "kind=rest")
     np.testing.assert_allclose(new.x[0], [0, 0, 0, 1])
     np.testing.assert_array_equal(new.x[1], old.x[3] * [1, 0, 1, 1] + [0, 0, 1, 0])
+
+
+def test_a_class_that_the_schema_does_not_list_names_its_row(tmp_path: Path) -> None:
+    path = folder(tmp_path / "own", NODES)
+    schema = '[columns.label]\nrole = "label"\nkind = "category"\nvalues = ["x"]\n'
+    (path / "schema.toml").write_text(schema)
+    with pytest.raises(DataError, match=r"row \d+, column 'label' holds the class 'y', but values"):
+        load_own(path)
+    (path / "schema.toml").write_text(schema.replace('"x"', '"x", "y"'))
+    assert load_own(path)[0].classes

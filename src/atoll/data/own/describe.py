@@ -229,7 +229,7 @@ def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -
     used = {*found.roles, *listed, *known.columns, str(known.owner)}
     if known.features is not None:  # the schema lists all features
         found.roles |= {name: "ignore" for name in names if name not in used}
-    for name in (name for name in (*listed, *known.columns) if name not in names):
+    for name in dict.fromkeys(name for name in (*listed, *known.columns) if name not in names):
         if name not in (getattr(known, role) for role in ROLES):
             found.ask(file, f"the schema names the column '{name}', which is not there")
 
@@ -451,6 +451,8 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
         bad = ~np.isin(texts.cast(pa.string()).to_pylist(), look.rule.values)
     elif kind == "number" and convert.is_text(texts.type):
         bad = ~np.asarray(pc.match_substring_regex(texts, NUMBER))
+        bad |= np.isin(pc.utf8_lower(texts).to_pylist(), list(MISSING))  # a number that is nan
+        bad &= ~np.isin(texts.to_pylist(), look.rule.empty)
     elif kind == "date" and convert.is_text(texts.type):
         form = look.rule.format or FORMS[0]
         bad = np.asarray(pc.strptime(texts, format=form, unit="s", error_is_null=True).is_null())

@@ -446,8 +446,13 @@ def encode_nodes(
         clients = owners[natural[0]] if natural else None
     if encoder is None:
         assert roles.label is not None
-        label = convert.cleaned(columns[roles.label], loading.rule(roles.label))
+        rule = loading.rule(roles.label)
+        label = convert.cleaned(columns[roles.label], rule)
         y, classes = convert.encode_labels(label, loading.options)
+        if unknown := [name for name in classes if rule.values and name not in rule.values]:
+            row, listed = int(np.argmax(y == classes.index(unknown[0]))), quoted_list(rule.values)
+            problem = f"holds the class {quoted(unknown[0])}, but values lists only {listed}"
+            raise label.error(row, f"{problem}; correct the row, or add the class to values")
         if not (features := fit(columns, roles, loading, clients)):
             advice = "add at least one, for example each node's degree"
             raise DataError(f"{rows.name} has no feature column; {advice}")

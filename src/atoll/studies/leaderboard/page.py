@@ -99,7 +99,7 @@ def page_text(
         "Seeds vary partition, split and initialisation.",
         "The designers of Reef knew the test scores of the development sets:",
         f"{', '.join(sets)}.",
-        f"Reef's design {frozen}; scores of the further sets count only after that.",
+        f"Reef's design {frozen}. The further sets are scored only after that.",
         "",
         *([ROWS, ""] if own else []),
         *([f"![{drawn.alt}]({image})", ""] if drawn else []),

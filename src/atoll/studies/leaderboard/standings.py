@@ -93,8 +93,9 @@ def rank_table(rows: Sequence[Row], recipe: Recipe) -> Table | None:
     if (found := rank_methods(rows)) is None:
         return None
     halves: dict[str, Mapping[str, float]] = {}
+    same = [row for row in rows if row.problem in found.problems and row.method in found.methods]
     for half in HALVES:
-        of_half = [row for row in rows if recipe.set_of(row.data).half == half]
+        of_half = [row for row in same if recipe.set_of(row.data).half == half]
         if len({row.data for row in of_half}) > 1 and (part := rank_methods(of_half)):
             halves[half] = dict(zip(part.methods, part.mean_ranks, strict=True))
     ranked, lines = [row for row in rows if row.problem in found.problems], list[list[str]]()
