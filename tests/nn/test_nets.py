@@ -323,7 +323,7 @@ def test_a_call_is_the_last_layer_on_the_embedding(name):
         torch.testing.assert_close(
             net.logits(params, hidden, graph, noise), net(params, graph, noise), rtol=0, atol=0
         )
-    assert hidden.shape == (20, 12 if name == "duo" else 8)
+    assert hidden.shape == (20, getattr(net, "width", 8))
 
 
 def test_a_network_without_hidden_layer_has_no_embedding():

@@ -328,7 +328,7 @@ def nearly_single_class(
     elif metric != "accuracy":
         advice = f"this number is about accuracy, not about {label_of(metric)}"
     warning = (
-        f"the clients are nearly single-class: always predicting a client's most frequent class "
+        f"one class dominates at the clients: always predicting a client's most frequent class "
         f"is right for {100 * mean:.0f} % of its {federation.task.plural} on average; {advice}"
     )
     return [] if mean < NEARLY else [warning]

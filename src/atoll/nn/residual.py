@@ -107,6 +107,11 @@ class Duo(Embedder):
         return GCN(*shape, self.hidden, *rest), Residual(*shape, max(1, self.hidden // 2), *rest)
 
     @property
+    def width(self) -> int:
+        """The width of the embedding."""
+        return self.hidden + max(1, self.hidden // 2)
+
+    @property
     def embeds(self) -> bool:
         """Whether both networks have a hidden layer."""
         return self.layers > 1
