@@ -28,7 +28,7 @@ COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"
 """A number with a decimal comma, and points between thousands."""
 FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y-%m-%d %H:%M:%S")
 MOST = 50  # distinct texts up to which a column is a category without a question
-RARE = 5  # a value in fewer rows counts as `other`, if two or more values are frequent
+RARE = 5  # a value in fewer rows counts as `other`, if another value is frequent
 FEW = 10  # up to this number of rows, a column of different numbers is not an id
 DIRECTED = "[edges] directed"
 
