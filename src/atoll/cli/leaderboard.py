@@ -51,6 +51,7 @@ MINUTES = "Stop after M minutes; the same command continues.  [default: no limit
     option("--page FILE", "Write a Markdown page of all rows of the CSV file, and a PNG.", PATH),
     option("--out DIR", OUT, PATH),
     option("--dry-run", "List the runs and their approximate time, but run nothing."),
+    options.ALLOW,
     options.DATA_ROOT,
     options.DEVICE,
     options.JOBS,
@@ -65,12 +66,9 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     0 only prints the ranking.
     """
     from atoll.core.errors import check_name
-    from atoll.core.files import write_atomically
-    from atoll.present.chart_png import image, need_matplotlib
     from atoll.present.tables import check_file
     from atoll.studies.compare.plan import split_names
-    from atoll.studies.leaderboard.leagues import Wanted, plan_league, read_leagues
-    from atoll.studies.leaderboard.page import page_text, picture
+    from atoll.studies.leaderboard.leagues import Wanted, plan_league
     from atoll.studies.leaderboard.rows import read_rows
 
     how = common.pop(given, "minutes", "out", "jobs", "quiet")
@@ -78,15 +76,9 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     lists = {name: split_names(text) if text else [] for name, text in texts.items()}
     reference, seeds = common.pop(given, "against", "seeds").values()
     wanted = Wanted(**lists, seeds=seeds, options=common.chosen_options(given))
-    if page is not None and page.suffix == ".png":
-        raise click.UsageError(
-            "--page writes Markdown, and a PNG beside it; give a name like FILE.md"
-        )
-    for file in (file for file in (path, page) if file is not None):
-        check_file(file)
+    check_file(path)
     if page is not None:
-        check_file(page.with_suffix(".png"))
-        need_matplotlib()
+        _check_page(page)
     plans = [plan_league(name, wanted) for name in split_names(league)]
     entries = [entry for found, _ in plans for entry in found]
     notes, rows = [note for _, own in plans for note in own], read_rows(path)
@@ -108,17 +100,40 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
             console, [rows[one.key] for one in entries if one.key in rows], reference or REFERENCE
         )
     if page is not None:
-        about = list(rows.values()), read_leagues(), reference or REFERENCE
-        drawn = page.with_suffix(".png")
-        write_atomically(page, page_text(*about, drawn.name).encode())
-        if (chart := picture(*about)) is not None:
-            write_atomically(drawn, image(chart, "png"))
+        _write_page(page, list(rows.values()), reference or REFERENCE)
     known = sum(one.is_known(rows) for one in entries)
     click.echo(f"{known} of {len(entries)} rows are in {path}", err=True)
     for problem in failed:
         click.echo(f"failed: {problem}", err=True)
     if failed:
         click.get_current_context().exit(1)
+
+
+def _check_page(page: Path) -> None:
+    """Raise an error if the page or its picture cannot be written."""
+    from atoll.present.chart_png import need_matplotlib
+    from atoll.present.tables import check_file
+
+    if page.suffix == ".png":
+        raise click.UsageError(
+            "--page writes Markdown, and a PNG beside it; give a name like FILE.md"
+        )
+    for file in (page, page.with_suffix(".png")):
+        check_file(file)
+    need_matplotlib()
+
+
+def _write_page(page: Path, rows: Sequence[Row], reference: str) -> None:
+    """Write the Markdown page of all rows, and its picture."""
+    from atoll.core.files import write_atomically
+    from atoll.present.chart_png import image
+    from atoll.studies.leaderboard.leagues import read_leagues
+    from atoll.studies.leaderboard.page import page_text, picture
+
+    about, drawn = (rows, read_leagues(), reference), page.with_suffix(".png")
+    write_atomically(page, page_text(*about, drawn.name).encode())
+    if (chart := picture(*about)) is not None:
+        write_atomically(drawn, image(chart, "png"))
 
 
 def _run(

@@ -94,6 +94,10 @@ ENCODER = option(
     "pooled.  [default: federated]",
 )
 SCHEMA = "Read the column roles of your own tables from this TOML file."
+ALLOW = repeatable(
+    "--allow WHAT",
+    "Accept clients without edges (no-edge) or with only one class (single-class); repeatable.",
+)
 DIVISION = (
     option(
         "--task NAME",
@@ -122,10 +126,7 @@ DIVISION = (
         "[default: chosen by the protocol, or the seed of each run]",
         int,
     ),
-    repeatable(
-        "--allow WHAT",
-        "Accept clients without edges (no-edge) or with only one class (single-class); repeatable.",
-    ),
+    ALLOW,
     option(
         "--batch-size B",
         "Train on B graphs per step if the data are sets of graphs; 0 uses all graphs.  "

@@ -51,6 +51,17 @@ def test_the_defaults_league_has_every_method_on_every_set(everything_here) -> N
     assert len({entry.run.name for entry in entries}) == len(entries)
 
 
+def test_users_accept_degenerate_clients_in_addition_to_the_partitions(everything_here) -> None:
+    def allowed(**options: list[str]) -> dict[str, tuple[str, ...]]:
+        wanted = Wanted(["reef"], ["texas"], ["louvain-10", "dirichlet-10"], options=options)
+        entries, _ = plan_league("defaults", wanted)
+        return {e.run.labels["partition"]: e.run.config.allow for e in entries}
+
+    both = ("no-edge", "single-class")
+    assert allowed() == {"louvain-10": (), "dirichlet-10": both}
+    assert allowed(allow=["no-edge"]) == {"louvain-10": ("no-edge",), "dirichlet-10": both}
+
+
 def test_sets_that_are_not_here_are_left_out_unless_they_are_asked_for(tmp_path: Path) -> None:
     wanted = Wanted(data=["cora"], options={"data_root": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"cora is not in .*; get with: atoll data fetch cora"):

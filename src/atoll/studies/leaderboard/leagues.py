@@ -143,7 +143,9 @@ def plan_league(name: str, wanted: Wanted) -> tuple[list[Entry], list[str]]:
         notes += [missing] if missing else []
         for part in [] if missing else parts:
             options = {"seeds": wanted.seeds or league.seeds[part], **recipe.run}
-            options |= recipe.partitions[part].run | wanted.options
+            options |= (own := recipe.partitions[part].run) | wanted.options
+            if allow := {*own.get("allow", ()), *wanted.options.get("allow", ())}:
+                options["allow"] = sorted(allow)
             labels = {"league": name, "data": data, "partition": part}
             found, others = _entries(league, arms, labels, options)
             entries += found
