@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -449,6 +449,9 @@ def test_a_run_of_objects_resumes_with_the_objects_alone(tmp_path: Path) -> None
     other = Mine(net=GCN(fed.features, fed.classes, hidden=8), epochs=9)
     with pytest.raises(DataError, match="belongs to another configuration"):
         atoll.resume(tmp_path, method=other, data=fed)
+    flipped = replace(fed, graphs=tuple(replace(g, y=g.y.flip(0)) for g in fed.graphs))
+    with pytest.raises(DataError, match="belongs to another configuration"):
+        atoll.resume(tmp_path, method=method, data=flipped)  # the same shapes
     assert atoll.resume(tmp_path, method=method, data=fed).metrics() == whole.metrics()
 
 

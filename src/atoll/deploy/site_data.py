@@ -22,7 +22,7 @@ from atoll.data.split import growth, time_column
 from atoll.data.split import split as assign_roles
 from atoll.deploy.policy import Policy, Refusal
 from atoll.engines.codec import load_checkpoint, save_checkpoint
-from atoll.experiment.card import data_facts
+from atoll.experiment.fingerprint import graph_fingerprint
 from atoll.experiment.privacy import PrivacyConfig, keeps_scores
 
 KIND = "atoll client"
@@ -91,7 +91,7 @@ class SiteData:
     @cached_property
     def fingerprint(self) -> str:
         """The SHA-256 of the data, as in model cards."""
-        return str(data_facts(self.graph, "")["sha256"])
+        return graph_fingerprint(self.graph)
 
     @property
     def class_names(self) -> tuple[str, ...]:

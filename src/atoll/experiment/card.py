@@ -6,7 +6,6 @@ own configuration, method, data and account. Readers then use it instead of the 
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import re
 import sys
@@ -22,8 +21,8 @@ import tomli_w
 from atoll.core.files import side_by_side, write_atomically
 from atoll.core.graph import Graph
 from atoll.core.method import Method
-from atoll.core.tree import leaves
 from atoll.data.own.agree import TELLS
+from atoll.experiment.fingerprint import graph_fingerprint
 from atoll.experiment.metrics import ONE_IN_A_BIN, SENT, find_metric, label_of
 from atoll.experiment.threshold import Threshold
 
@@ -34,8 +33,6 @@ CARD, ABOUT, OWN = "MODEL_CARD.md", "model.toml", "own.toml"
 MOST_ROWS = 50  # clients in the table of a card
 PARAGRAPHS = ("Wire,", "Private state:", "Floats per client", "Departures from")
 """Labels of the sections in every method's docstring."""
-PARTS = ("x", "edges", "edge_weight", "y", "train", "val", "test")
-"""The tensors of a graph that its fingerprint covers, in this order."""
 SELECTED = {
     "best-val": "the best mean {metric} on validation {items}",
     "best-val-per-client": "each client's best {metric} on its validation {items}",
@@ -53,14 +50,9 @@ EXPOSED = (
 
 def data_facts(graph: Graph, client: str) -> dict[str, object]:
     """Return a client's name, and the counts and the fingerprint of its data."""
-    digest = hashlib.sha256()
-    for leaf in leaves([getattr(graph, part) for part in PARTS]):
-        array = np.ascontiguousarray(leaf.cpu().numpy())
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(array.data)
     counts = {role: int(getattr(graph, role).sum()) for role in ("train", "val", "test")}
     sizes = {graph.task.plural: int(graph.size("nodes")), "edges": graph.edges.shape[1]}
-    return {"client": client, **sizes, **counts, "sha256": digest.hexdigest()}
+    return {"client": client, **sizes, **counts, "sha256": graph_fingerprint(graph)}
 
 
 def wire_of(method: Method) -> str:

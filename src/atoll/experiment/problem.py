@@ -37,6 +37,7 @@ from atoll.experiment.config import (
     resolve,
     with_own_partition,
 )
+from atoll.experiment.fingerprint import data_fingerprint
 from atoll.experiment.hardware import available_memory
 from atoll.experiment.metrics import label_of
 from atoll.experiment.model import read_encoder
@@ -421,7 +422,7 @@ def group_of(config: RunConfig) -> str:
 def name_configuration(config: RunConfig, method: object = None, data: Data | None = None) -> str:
     """Return a fingerprint of the options that determine the numbers, for checkpoints.
 
-    It includes the fields of a method object, and the shapes of a data object.
+    It includes the fields of a method object, and all numbers of a data object.
     """
     # The folder of the data does not matter. Engines agree only to rounding, so they matter.
     plain = msgspec.structs.replace(config, seeds=1, seed=0, data_root=None)
@@ -431,9 +432,6 @@ def name_configuration(config: RunConfig, method: object = None, data: Data | No
     text = config_text(plain)
     if method is not None:
         text += repr(method)
-    if isinstance(data, Federation):
-        text += str([(g.num_nodes, g.edges.shape[1], g.num_features) for g in data.graphs])
-    elif data is not None:
-        parts = data.sets if isinstance(data, GraphGroup) else (data,)
-        text += "".join(str((part.x.shape, part.edges.shape, part.classes)) for part in parts)
+    if data is not None:
+        text += data_fingerprint(data)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
