@@ -53,6 +53,7 @@ CASES = [
     ("fedprox", {"net": "residual", "norm": "none", "jump": True}, "", "plain"),
     ("fedavg", {"net": "duo"}, "", "plain"),
     ("reef", {}, "1", "weighted"),
+    ("moon", {}, "", "plain"),
     ("fedavg", {}, "", "owners"),
     ("fedavg", {}, "south", "owners"),
 ]
@@ -151,12 +152,14 @@ def test_the_file_is_a_program(tables, tmp_path):
     ("method", "sentence"),
     [
         ("fedath", "fedath computes more than its network does"),
+        ("moon", "moon computes more than its network does"),
         ("fediih", "network DisenGCN has no layers of PyG"),
         ("fedper", "fedper has a model for each client"),
     ],
 )
 def test_a_model_that_pyg_cannot_express_is_refused(tables, tmp_path, method, sentence):
     options = {"clients": 2, "partition": "random", "rounds": 1}
+    options |= {"set": {"head": 4}} if method == "moon" else {}
     atoll.run(method, str(tables["plain"]), out=tmp_path / "run", **options)
     client = "0" if method == "fediih" else ""
     with pytest.raises(AtollError, match=sentence):

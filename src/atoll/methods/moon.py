@@ -91,6 +91,9 @@ class MOON(Averaging):
         out: Tensor = self.model(layers.whole_params(self.model, graph, message, state), graph, key)
         return out
 
+    def plain_params(self, message: Tree, state: Kept | None) -> Tree:
+        return None if self.head or layers.private_names(self.net) else message
+
     @client_step(discloses={"model": "the previous model that a client keeps is the one it sent"})
     def train(
         self, graph: Graph, received: Tree, state: Kept | None, key: Tensor
