@@ -13,7 +13,7 @@ from atoll.cli.study_progress import StudyWatcher, TimeLeft, duration
 from atoll.experiment.config import make_config
 from atoll.experiment.run import Stopped
 from atoll.studies.study import run_study
-from atoll.studies.study_run import RunOutcome, StudyRun
+from atoll.studies.study_run import RunOutcome, StudyRun, method_costs
 
 
 def cell(method: str, data: str, rounds: int = 10) -> StudyRun:
@@ -90,12 +90,13 @@ def test_a_slow_method_that_comes_first_does_not_make_the_others_seem_slow() -> 
         return StudyRun(f"{data}-{method}", config, {"method": method, "data": data})
 
     slow, fast, large = of("fedath", "cora"), of("fedavg", "cora"), of("fedavg", "pubmed")
-    left = TimeLeft([slow, fast, large])
-    left.end(ended(slow, 93.0))
-    assert left.seconds() == pytest.approx(20 + 9.5 * 20, rel=0.01)  # recipes/costs.toml
-    assert left.seconds(jobs=2) == pytest.approx(9.5 * 20, rel=0.01)  # no less than one cell takes
-    left.end(ended(large, 95.0))
-    assert left.seconds(jobs=2) == left.seconds() == pytest.approx(20, rel=0.5)
+    left, costs = TimeLeft([slow, fast, large]), method_costs()
+    left.end(ended(slow, 10 * costs["fedath"]))  # ten times the cost in recipes/costs.toml
+    expected = 10 * costs["fedavg"]
+    assert left.seconds() == pytest.approx(expected + 9.5 * expected, rel=0.01)
+    assert left.seconds(jobs=2) == pytest.approx(9.5 * expected, rel=0.01)  # what one cell takes
+    left.end(ended(large, 9.5 * expected / 2))
+    assert left.seconds(jobs=2) == left.seconds() == pytest.approx(expected, rel=0.5)
 
 
 def test_several_cells_at_once_have_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ client's validation nodes into two halves. In the race, which consists of short 
 candidates, one half selects the round, and the other half gives the score. The worse half of the
 candidates stops after the first seeds, and the best mean over all seeds wins. Then the winner and
 the references run on new seeds with the halves exchanged. Only these runs estimate the gains, on
-nodes that gave no score in the race. `advise` reports all gains, so that no selection makes them
-optimistic.
+nodes that gave no score in the race. `advise` reports all gains. The gain of a recommendation that
+just passes its threshold is still optimistic, because the threshold reads it.
 """
 
 from __future__ import annotations

@@ -180,3 +180,39 @@ def test_the_last_bits_of_equal_scores_make_no_difference() -> None:
     (test,) = s.against("a", {"a": exact, "b": rounded})
     assert (test.wins, test.losses, test.difference) == (0, 0, 0.0)
     assert s.ranks(np.stack([exact, rounded], axis=1)).tolist() == [[1.5, 1.5]] * 12
+
+
+def test_joint_flips_count_every_pattern_of_signs() -> None:
+    gaps = np.random.default_rng(1).normal(0.4, 1, size=(6, 3))
+    ranked = np.stack([np.sign(g) * stats.rankdata(abs(g)) for g in gaps.T], axis=1)
+    patterns = np.array(list(itertools.product((-1, 1), repeat=6)))
+    largest = [max(abs((signs[:, None] * ranked).sum(0))) for signs in patterns]
+    expected = [np.mean(np.array(largest) >= abs(one) - 1e-9) for one in ranked.sum(0)]
+    assert s.joint_flips(gaps) == pytest.approx(expected)
+    one = s.joint_flips(gaps[:, :1])
+    assert one == pytest.approx([s.wilcoxon(gaps[:, 0])])  # nothing to correct for
+
+
+def test_joint_flips_of_comparisons_that_agree_need_no_more_blocks() -> None:
+    gaps = np.arange(1.0, 9.0)[:, None] * np.ones(20)
+    assert s.joint_flips(gaps) == pytest.approx([2 / 2**8] * 20)
+    assert s.holm([2 / 2**8] * 20)[0] > 0.05
+    assert s.joint_flips(np.zeros((4, 2))) == pytest.approx([1, 1])
+    many = np.arange(1.0, 31.0)[:, None] * np.ones(2)  # 30 blocks: patterns are drawn
+    assert s.joint_flips(many) == pytest.approx([1 / 4097] * 2)
+
+
+def test_joint_flips_rarely_find_a_difference_where_there_is_none() -> None:
+    rng, trials = np.random.default_rng(2), 300
+    false = [min(s.joint_flips(rng.normal(size=(8, 5)))) < 0.05 for _ in range(trials)]
+    assert np.mean(false) < 0.09
+
+
+def test_the_sign_of_a_verdict_is_that_of_the_deciding_test() -> None:
+    gaps = np.array([*np.linspace(0.01, 0.02, 28), *[-0.8] * 4])
+    (found,) = s.against("a", {"a": np.zeros(32), "b": gaps})
+    assert (found.by, found.different) == ("wilcoxon", True)
+    assert found.difference < 0
+    assert found.sign == 1  # 28 wins of 32
+    (few,) = s.against("a", {"a": np.zeros(3), "b": np.array([0.1, 0.2, -0.9])})
+    assert (few.by, few.sign) == ("t", -1)

@@ -43,8 +43,9 @@ def test_a_page_without_rows_reports_that_nothing_was_run() -> None:
 def test_a_page_opens_with_the_answer() -> None:
     text = page_text(league(), read_leagues())
     first = (
-        "- League *Defaults*: reef is first by mean rank, 1.1 of 4 (95 % interval 1.0 to 1.4, "
-        "8 sets).\n  `reef` is better than 3 of 3 other methods (p < 0.05, Holm-corrected).\n"
+        "- League *Defaults*: reef is first by mean rank, 1.1 of 4\n  (95 % interval 1.0 to 1.4, "
+        "8 sets).\n  `reef` is better than 3 of 3 other methods (p = 0.023 at most, each data set "
+        "counted once).\n"
         "  On average it has 20.0 points more than `fedavg`.\n"
         "- League *Tuned*: not run yet on the development sets.\n"
     )
@@ -66,8 +67,8 @@ def test_the_answer_names_rivals_that_are_not_beaten() -> None:
     recipe = read_leagues()
     text = answer(league(), recipe, "defaults", "fedavg")
     assert text.endswith(
-        "`fedavg` is better than 1 of 3 other methods (p < 0.05, Holm-corrected), and worse than "
-        "reef, fedprox."
+        "`fedavg` is better than 1 of 3 other methods (p = 0.023 at most, each data set counted "
+        "once), and worse than reef, fedprox."
     )
     few = [one for one in league() if one.data in ("cora", "citeseer", "pubmed")]
     assert "not distinguishable from fedprox" in answer(few, recipe, "defaults", "reef")

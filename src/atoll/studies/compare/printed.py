@@ -76,7 +76,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
         few = f"{counted(table.seeds, 'seed')} are too few to call any method"
         found.append(f"On {_where(table)}, {few} better or worse than {table.reference}.")
     for better, word in ((False, "better"), (True, "worse")):
-        tests = [test for test in apart if (test.difference > 0) == better]
+        tests = [test for test in apart if (test.sign > 0) == better]
         if names := [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]:
             found.append(f"{table.reference} is {word} than {_and(names)}.")
     found += _too_few([test for test in table.tests if not test.different], table, alpha)

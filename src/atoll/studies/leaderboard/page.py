@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from atoll.present.chart import Chart
 from atoll.present.tables import Table, markdown
-from atoll.studies.compare.statistics import ALPHA
+from atoll.present.terminal import counted
 from atoll.studies.leaderboard.leagues import DEVELOPMENT, GROUPS, Recipe
 from atoll.studies.leaderboard.rows import Row
 from atoll.studies.leaderboard.standings import (
+    BASE,
     against_table,
     rank_chart,
     rank_methods,
@@ -20,7 +21,6 @@ from atoll.studies.leaderboard.standings import (
 
 RIVALS = 5  # methods in the example command for another set
 FEW = 4  # more names than this are a number in the answer
-BASE = "fedavg"  # the method that the answer states a gain over
 HEAD = "<!-- Written by `atoll leaderboard --page FILE`; tests compare it with leaderboard.csv. -->"
 ROWS = """\
 [leaderboard.csv](leaderboard.csv) contains every row with its command and every seed's score.
@@ -44,16 +44,22 @@ def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> 
     if found is None:
         return f"League *{title}*: not run yet on the development sets."
     low, high = found.intervals[:, 0]
+    about = [f"95 % interval {low:.1f} to {high:.1f}"] if found.sets > 1 else []
+    about.append(counted(found.sets, "set"))
+    if found.excluded:
+        count = len(found.problems)
+        about.append(f"{count} of {counted(count + found.excluded, 'problem')}")
     first = f"{found.methods[0]} is first by mean rank, {found.mean_ranks[0]:.1f} of "
-    first += f"{len(found.methods)} (95 % interval {low:.1f} to {high:.1f}, {found.sets} sets)"
-    if not (tests := found.tests(reference)):
+    first += f"{len(found.methods)}\n  ({', '.join(about)})"
+    if not (tests := found.comparisons(reference)):
         return f"League *{title}*: {first}. `{reference}` was not run."
-    gain = next((-100 * test.difference for test in tests if test.name == BASE), None)
-    beaten = [test for test in tests if test.different and test.difference < 0]
-    better = [test.name for test in tests if test.different and test.difference > 0]
-    alike = [test.name for test in tests if not test.different]
+    gain = next((-100 * (test.points or 0) for test in tests if test.name == BASE), None)
+    beaten = [test for test in tests if test.sign < 0]
+    better = [test.name for test in tests if test.sign > 0]
+    alike = [test.name for test in tests if test.sign == 0]
     second = f"`{reference}` is better than {len(beaten)} of {len(tests)} other methods"
-    second += f" (p < {ALPHA}, Holm-corrected)"
+    worst = max([max(test.by_problem, test.by_set) for test in beaten], default=0.0)
+    second += f" (p = {worst:.3f} at most, each data set counted once)" if beaten else ""
     second += f", not distinguishable from {_listed(alike)}" if alike else ""
     second += f", and worse than {_listed(better)}" if better else ""
     last = ""

@@ -72,7 +72,8 @@ def make_row(outcome: RunOutcome, recipe: str, role: str = "test") -> Row:
     if (summary := outcome.summary) is None:
         return Row(**about)
     metrics, metric = summary["metrics"], summary["metric"]
-    metric = metric if f"{role}_{metric}" in metrics else "accuracy"  # no client has both classes
+    if len(metrics.get(f"{role}_{metric}", {}).get("per_seed", ())) < summary["seeds"]:
+        metric = "accuracy"  # no client of some seed has both classes
     values, rounds = metrics[f"{role}_{metric}"]["per_seed"], summary["rounds"] * summary["seeds"]
     return Row(
         **about,

@@ -1,28 +1,55 @@
 """Mean ranks and tests of a league's rows, and the tables that show them.
 
 A *problem* is a data set with a partition, and its score is the mean over seeds. For each data set
-we average a method's rank over its problems. The mean rank averages these values over data sets.
-The bootstrap resamples data sets, because problems of the same data set are correlated.
+we average a method's rank, or its difference to the reference, over the problems. Means over data
+sets follow. Intervals and the stricter of two tests treat data sets as the independent units,
+because problems of the same data set are correlated.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import stats
 
 from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Dots, Mark, named
 from atoll.present.tables import DASH, Number, ResultTable, Table, make_table
 from atoll.present.terminal import counted
-from atoll.studies.compare.statistics import ALPHA, PairedTest, against, ranks
+from atoll.studies.compare.statistics import (
+    ALPHA,
+    holm,
+    interval,
+    joint_flips,
+    rank_sum,
+    ranks,
+    wilcoxon,
+)
 from atoll.studies.leaderboard.leagues import Recipe
 from atoll.studies.leaderboard.rows import Row
+from atoll.studies.study_run import method_costs
 
 DRAWS = 10_000  # bootstrap samples
 HALVES = ("homophilous", "heterophilous")
+FEWEST = 6  # minimum sets for p < ALPHA of a test that counts each set once
+BASE = "fedavg"  # the method that others are compared with in points and time
 COVERED = 0.5  # minimum fraction of the problems for a ranked method
-BY = {"wilcoxon": "p (Wilcoxon)", "t": "p (t-test)", "nothing": "p"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One method against the reference. Both p-values are corrected over all methods."""
+
+    name: str
+    points: float | None  # mean difference over sets; None if a seed of either diverged
+    ends: tuple[float, float]  # 95% interval of the points, over sets
+    wins: int  # problems
+    losses: int
+    by_problem: float  # Wilcoxon's p over problems, with Holm's correction
+    by_set: float  # p of joint sign flips of the mean differences of sets
+    sign: int  # 1 if both tests find the method better, -1 if both find it worse, otherwise 0
 
 
 @dataclass(frozen=True)
@@ -32,18 +59,49 @@ class Standings:
     methods: tuple[str, ...]
     problems: tuple[tuple[str, str], ...]
     scores: np.ndarray  # means over seeds, (problems, methods); 0 if a seed diverged
+    diverged: np.ndarray  # where a seed diverged, (problems, methods) bool
     mean_ranks: np.ndarray  # one per method, 1 is best
     intervals: np.ndarray  # lower and upper ends, 95%, (2, methods)
+    excluded: int = 0  # problems that some ranked method lacks
     notes: tuple[str, ...] = ()  # about methods and problems that are not ranked
 
     @property
     def sets(self) -> int:
         return len({data for data, _ in self.problems})
 
-    def tests(self, reference: str) -> list[PairedTest]:
-        """Test every other method against the reference, or return [] if it is not ranked."""
-        scores = dict(zip(self.methods, self.scores.T, strict=True))
-        return against(reference, scores) if reference in scores else []
+    def comparisons(self, reference: str) -> list[Comparison]:
+        """Compare every other method with the reference, or return [] if it is not ranked."""
+        if reference not in self.methods:
+            return []
+        place = self.methods.index(reference)
+        others = [number for number in range(len(self.methods)) if number != place]
+        gaps = self.scores[:, others] - self.scores[:, [place]]
+        diverged = self.diverged[:, others] | self.diverged[:, [place]]
+        means = self.by_set(gaps)
+        problem_p, set_p = holm([wilcoxon(gap) for gap in gaps.T]), joint_flips(means)
+        found = []
+        for k, other in enumerate(others):
+            sums = rank_sum(gaps[:, k]), rank_sum(means[:, k])
+            apart = max(problem_p[k], set_p[k]) < ALPHA and sums[0] * sums[1] > 0
+            points = None if diverged[:, k].any() else float(means[:, k].mean())
+            found.append(
+                Comparison(
+                    name=self.methods[other],
+                    points=points,
+                    ends=interval(means[:, k]),
+                    wins=int((gaps[:, k] > 0).sum()),
+                    losses=int((gaps[:, k] < 0).sum()),
+                    by_problem=problem_p[k],
+                    by_set=float(set_p[k]),
+                    sign=int(np.sign(sums[0])) if apart else 0,
+                )
+            )
+        return found
+
+    def by_set(self, values: np.ndarray) -> np.ndarray:
+        """Average the rows of each data set, (problems, ...) to (sets, ...)."""
+        sets = np.array([data for data, _ in self.problems])
+        return np.stack([values[sets == name].mean(0) for name in dict.fromkeys(sets.tolist())])
 
 
 def rank_methods(rows: Sequence[Row]) -> Standings | None:
@@ -51,33 +109,58 @@ def rank_methods(rows: Sequence[Row]) -> Standings | None:
 
     Return None with fewer than two such methods, or without a problem that they share.
     """
-    found = {(row.problem, row.method): row.mean or 0.0 for row in rows}
+    found = {(row.problem, row.method): row for row in rows}
     problems = list(dict.fromkeys(row.problem for row in rows))
     every = list(dict.fromkeys(row.method for row in rows))
     count = {method: sum((problem, method) in found for problem in problems) for method in every}
     methods = [method for method in every if count[method] >= COVERED * len(problems)]
-    common = [one for one in problems if all((one, method) in found for method in methods)]
+
+    def comparable(problem: tuple[str, str]) -> bool:
+        own = [found.get((problem, method)) for method in methods]
+        return None not in own and len({row.metric for row in own if row and row.metric}) < 2
+
+    common = [problem for problem in problems if comparable(problem)]
     if len(methods) < 2 or not common:
         return None
-    scores = np.array([[found[problem, method] for method in methods] for problem in common])
-    placed, sets = ranks(scores), np.array([data for data, _ in common])
-    by_set = np.stack([placed[sets == name].mean(0) for name in dict.fromkeys(sets.tolist())])
-    mean, notes = by_set.mean(0), list[str]()
-    if lost := len(problems) - len(common):
-        notes.append(f"{counted(lost, 'problem')} without all of these methods: excluded.")
+    means = [[found[problem, method].mean for method in methods] for problem in common]
+    diverged = np.array([[mean is None for mean in line] for line in means])
+    scores, notes = np.array([[mean or 0.0 for mean in line] for line in means]), list[str]()
+    lost = len(problems) - len(common)
+    if lost:
+        words = "without all of these methods, or with several metrics: excluded."
+        notes.append(f"{counted(lost, 'problem')} {words}")
     if few := [method for method in every if method not in methods]:
         notes.append(f"Not ranked, with too few problems: {', '.join(few)}.")
-    if diverged := dict.fromkeys(row.method for row in rows if row.mean is None):
-        notes.append(f"If a seed diverged ({', '.join(diverged)}), the score of the method is 0.")
-    order = np.argsort(mean, kind="stable")
-    names, ends = tuple(methods[place] for place in order), bootstrap(by_set)[:, order]
-    return Standings(names, tuple(common), scores[:, order], mean[order], ends, tuple(notes))
+    if names := [methods[place] for place in np.flatnonzero(diverged.any(axis=0))]:
+        notes.append(f"If a seed diverged ({', '.join(names)}), the method is last on the problem.")
+    none = np.zeros((2, len(methods)))
+    table = Standings(tuple(methods), tuple(common), scores, diverged, none[0], none)
+    by_set = table.by_set(ranks(scores))
+    order = np.argsort(by_set.mean(0), kind="stable")
+    return replace(
+        table,
+        methods=tuple(methods[place] for place in order),
+        scores=scores[:, order],
+        diverged=diverged[:, order],
+        mean_ranks=by_set.mean(0)[order],
+        intervals=bootstrap(by_set)[:, order].clip(1, len(methods)),
+        excluded=lost,
+        notes=tuple(notes),
+    )
 
 
 def bootstrap(by_set: np.ndarray) -> np.ndarray:
-    """Return both ends of the 95% bootstrap interval of each method's mean over sets."""
-    draws = np.random.default_rng(0).integers(len(by_set), size=(DRAWS, len(by_set)))
-    return np.asarray(np.percentile(by_set[draws].mean(1), [2.5, 97.5], axis=0))
+    """Return both ends of the 95% bootstrap interval of each method's mean over n sets.
+
+    A percentile interval of few values is too narrow. The factor sqrt(n / (n - 1)) t / z widens it,
+    where t and z are the quantiles of Student's and of the normal distribution.
+    """
+    sets, mean = len(by_set), by_set.mean(0)
+    draws = np.random.default_rng(0).integers(sets, size=(DRAWS, sets))
+    ends = np.percentile(by_set[draws].mean(1), [2.5, 97.5], axis=0)
+    tails = [float(one.ppf(0.975)) for one in (stats.t(sets - 1), stats.norm())]
+    wider = math.sqrt(sets / (sets - 1)) * tails[0] / tails[1] if sets > 1 else 1.0
+    return np.asarray(mean + wider * (ends - mean))
 
 
 def rows_of(rows: Sequence[Row], recipe: Recipe, league: str, group: str) -> list[Row]:
@@ -92,7 +175,7 @@ def rank_table(rows: Sequence[Row], recipe: Recipe) -> Table | None:
     """Make a table of mean ranks with intervals, scores and costs, or None with too few rows."""
     if (found := rank_methods(rows)) is None:
         return None
-    halves: dict[str, Mapping[str, float]] = {}
+    halves, costs = dict[str, Mapping[str, float]](), method_costs()
     same = [row for row in rows if row.problem in found.problems and row.method in found.methods]
     for half in HALVES:
         of_half = [row for row in same if recipe.set_of(row.data).half == half]
@@ -107,14 +190,18 @@ def rank_table(rows: Sequence[Row], recipe: Recipe) -> Table | None:
         numbers = [f"{found.mean_ranks[place]:.2f}", ends, *parts]
         numbers.append(_mean([row.mean for row in own], 100, 1))
         numbers.append(_mean([row.bytes_per_round for row in own], 1e-6, 2))
-        numbers.append(_mean([row.ms_per_round for row in own], 1, 2))
+        plain = all(row.settings == "" for row in own)  # costs.toml is about defaults
+        numbers.append(f"{costs[method] / costs[BASE]:.1f}" if plain and method in costs else DASH)
         lines.append([method, *numbers])
-    names = ["method", "mean rank", "95 % interval", *halves, "mean score", "MB/round", "ms/round"]
+    names = ["method", "mean rank", "95 % interval", *halves, "mean score", "MB/round", "time"]
     words = f"{counted(len(found.problems), 'problem')} (set and partition) of "
-    words += f"{counted(found.sets, 'set')}. ms/round is per seed, on "
-    words += f"{' and '.join(sorted({row.device for row in ranked if row.device}))}, "
-    words += "which several runs share."
-    return make_table(names, lines, title="Mean ranks", notes=[words, *found.notes])
+    words += f"{counted(found.sets, 'set')}."
+    notes = list(found.notes)
+    if any(line[-1] != DASH for line in lines):
+        notes.insert(0, f"time: CPU time of 100 rounds on Cora, as a multiple of {BASE}'s.")
+    else:
+        names, lines = names[:-1], [line[:-1] for line in lines]
+    return make_table(names, lines, title="Mean ranks", notes=[words, *notes])
 
 
 def rank_chart(found: Standings, reference: str) -> Chart:
@@ -144,22 +231,30 @@ def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
 def against_table(rows: Sequence[Row], reference: str) -> Table | None:
     """Make a table of every other method against the reference, or None without tests."""
     found = rank_methods(rows)
-    if found is None or not (tests := found.tests(reference)):
+    if found is None or not (tests := found.comparisons(reference)):
         return None
     lines = []
-    for test in sorted(tests, key=lambda test: -test.difference):
+    for test in sorted(tests, key=lambda test: math.inf if test.points is None else -test.points):
         size, low, high = (
-            f"{100 * one:+.1f}".replace("-", "−") for one in (test.difference, test.low, test.high)
+            DASH if one is None else f"{100 * one:+.1f}".replace("-", "−")
+            for one in (test.points, *test.ends)
         )
-        p = DASH if test.by == "nothing" else "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
-        verdict = "≈" if not test.different else "better" if test.difference > 0 else "worse"
-        ends = DASH if test.pairs < 2 else f"{low} to {high}"
-        lines.append([test.name, size, ends, f"{test.wins}/{test.losses}", p, verdict])
-    names = ["method", "points", "95 % interval", "wins/losses", BY[tests[0].by], "verdict"]
-    problems = counted(tests[0].pairs, "problem")
-    note = f"Points of a method minus the points of {reference}, over {problems}."
-    how = f"p is Holm-corrected; ≈: not distinguishable from {reference} (p at least {ALPHA})."
-    return make_table(names, lines, title=f"Against {reference}", notes=[note, how])
+        ends = DASH if test.points is None or found.sets < 2 else f"{low} to {high}"
+        each = [f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in (test.by_problem, test.by_set)]
+        verdict = {1: "better", 0: "≈", -1: "worse"}[test.sign]
+        lines.append([test.name, size, ends, f"{test.wins}/{test.losses}", *each, verdict])
+    names = ["method", "points", "95 % interval", "wins/losses", "p", "p (sets)", "verdict"]
+    sizes = f"{counted(len(found.problems), 'problem')} of {counted(found.sets, 'set')}"
+    notes = [
+        f"Points of a method minus the points of {reference}: means over sets ({sizes}).",
+        "The interval of the points is over sets, for one comparison.",
+        "p: Wilcoxon's test over problems, Holm-corrected.",
+        "p (sets): a test that counts each set once, because problems of one set are alike.",
+        f"≈: not distinguishable from {reference}, because a p is at least {ALPHA}.",
+    ]
+    if found.sets < FEWEST:
+        notes.append(f"With fewer than {FEWEST} sets, p (sets) is never below {ALPHA}.")
+    return make_table(names, lines, title=f"Against {reference}", notes=notes)
 
 
 def result_tables(rows: Sequence[Row], recipe: Recipe) -> list[Table]:

@@ -129,8 +129,8 @@ def compatible(
 
     `ours` contains a `Spread` for each draw of the data, and all runs have equal weight. The
     published mean has the recipe's number of runs. It has our deviation if the paper publishes none
-    over runs. If only seeds differ, about nine of ten cells agree. The result is None for gains, or
-    if we have no deviation.
+    over runs. If only seeds differ, eight to nine of ten cells agree. The result is None for gains,
+    or if we have no deviation.
     """
     if metric in GAINS or any(std is None for _, std, _ in ours):
         return None
