@@ -207,7 +207,7 @@ def test_a_plug_without_a_base_and_a_base_without_a_plug() -> None:
     config = resolve(make_config(method="fedtad"))[0]
     assert build_method(config, 5, 3).base is None
     problem = refusal(method="fedavg", set={"base": "fedprox"})
-    assert problem == "fedavg is not a plug on other methods; remove --set base=fedprox"
+    assert problem == "fedavg does not wrap other methods; remove --set base=fedprox"
     assert "cannot be its own base" in refusal(method="fedtad", set={"base": "fedtad"})
     assert "fedprox" in refusal(method="fedtad", set={"base": "fedprx"})
     assert "mu" in refusal(method="fedtad", set={"mu": 1})

@@ -3,13 +3,14 @@
 The file is memory-mapped, so that a federation larger than memory can be opened (`lazy`), client
 by client. Nothing in it can run code.
 
-All arrays are concatenated over K clients with N nodes, E edges, D features and C classes in all.
-`nodes` and `edges`, (K+1,), contain where each client begins. `edge`, (2, E), numbers nodes inside
-a client. `weight`, (E,), is omitted if all are one. `y`, `role` and `id` are (N,). `sparse`, (K,),
-marks clients with sparse features. These have `x_count` entries in each row, whose columns and
-values are `x_column` and `x_value`. `entries` contains where each of these clients begins. The rows
-of all other clients are in `x`, (rows, D). For graph classification: `root`, (N,), `has_features`,
-(K, D), and `has_classes`, (K, C). For a graph that grows: `since`, (N,), and `edge_since`, (E,).
+Arrays are concatenated over the K clients, which have N nodes, E edges, D features and C classes.
+`nodes` and `edges`, (K+1,), contain the offset of each client, then N or E. Node numbers in `edge`,
+(2, E), start at 0 in each client. `weight`, (E,), is omitted if all are one. `y`, `role` and `id`
+are (N,). `sparse`, (K,), marks clients with sparse features. `x_count` has the number of entries in
+each row of these clients. `x_column` and `x_value` have the columns and values, and `entries` the
+clients' offsets. The rows of all other clients are in `x`, (rows, D). For graph classification:
+`root`, (N,), `has_features`, (K, D), and `has_classes`, (K, C). For a graph that grows: `since`,
+(N,), and `edge_since`, (E,).
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task: str  # by its name in `TASKS`
     numbers: tuple[int, ...]  # the number of each client
     batch_sizes: tuple[int, ...]  # training graphs in one step, by client; 0 for all at once
-    about: dict[str, Any]  # how it was made: data, partition, split, seed, protocol, and more
+    about: dict[str, Any]  # its origin: data, partition, split, seed, protocol, and more
 
 
 def save_federation(federation: Federation, path: str | Path) -> Path:
-    """Write a federation's graphs, without views, to a new file in one step. Return its path."""
+    """Write a federation's graphs, without views, to a new file atomically. Return its path."""
     path = new_file(path)
     graphs = list(federation.graphs)
     same = ("name", "features", "classes", "metric", "numbers")
@@ -181,8 +182,8 @@ def read_header(path: str | Path) -> Header:
 
 def memory_needed(path: str | Path) -> int:
     """Estimate the bytes that all clients take in training, from the sizes of the arrays."""
-    # Dense features exist again as a product with the adjacency, and both again in stacks. An edge,
-    # or an entry of sparse features, takes about a dozen numbers.
+    # Dense features take their memory four times: themselves, their product with the adjacency, and
+    # both in stacks. An edge, or an entry of sparse features, takes about a dozen numbers.
     path = Path(path).expanduser()
     try:
         with safe_open(path, framework="pt") as file:

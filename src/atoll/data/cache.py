@@ -2,11 +2,11 @@
 
 An entry's key is the SHA-256 of everything that determines its content: the bytes of the raw files,
 the recipe, the seed, the code of Atoll that reads and partitions, and the versions of the packages
-that it uses. Entries never change, so they need no invalidation. Own data are never cached.
+that it uses. Entries never change, so they need no invalidation. A user's data are never cached.
 
-Entries are safetensors files, or a hash as text, never pickles: `KIND-KEY-CHECKSUM` in a folder of
-the first two letters of the key. A rename puts each into place, so that any number of processes may
-share the folder. A damaged entry is deleted and made again.
+Entries are safetensors files or hashes as text, never pickles. Entry `KIND-KEY-CHECKSUM` is in a
+folder named after the first two letters of the key. A new entry is renamed into place, so that any
+number of processes may share the cache. A damaged entry is deleted and made again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Cache:
         return None if given == OFF else cls(folder.expanduser() / "prepared")
 
     def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
-        """Return the content of an entry, or None if it is missing, damaged or another user's."""
+        """Return an entry's content. None: missing, damaged, or writable by another user."""
         for path in self._shelf(key).glob(f"{kind}-{key}-*"):
             if not all(map(_is_own, (self.folder, path.parent, path))):
                 log.info("cache entry %s is not read: another user could have written it", path)
@@ -137,7 +137,7 @@ class Cache:
     def hash_of(self, homes: Sequence[Path]) -> str:
         """Return the SHA-256 of all raw files below these folders, by name and content.
 
-        Files are read only when their size or a time stamp is new.
+        If any size or time stamp has changed, all files are read again.
         """
         files = [file for home in homes for file in _raw_files(home)]
         stats = [(str(file), file.stat()) for file in files]

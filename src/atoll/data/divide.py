@@ -45,7 +45,7 @@ def federate(
     """Partition a graph or a set of graphs among clients, and split every client's part.
 
     `partition` and `split` are recipes of `data.partition` and `data.split`. A group gives each
-    client one set and knows only the partition "by-set". One graph is never cut into batches.
+    client one set and has only the partition "by-set". A single graph is never cut into batches.
     """
     batching = WHOLE if isinstance(source, Source) else batching_of(batch_size)
     first = seed if partition_seed is None else partition_seed
@@ -212,9 +212,9 @@ def _features(x: np.ndarray | sp.csr_array) -> torch.Tensor | Sparse:
 def joined_graphs(
     source: GraphSet, ids: np.ndarray, roles: np.ndarray, width: int, classes: int
 ) -> Graph:
-    """Concatenate graphs of a set. The first node of each, its root, has its label and role."""
-    # The sets of a group differ. All clients have as many columns as the widest set and as many
-    # classes as the largest. `has_features` and `has_classes` mark the client's own.
+    """Concatenate graphs of a set. Each graph's first node, the root, has its label and role."""
+    # The sets of a group differ in features and classes. All clients get the largest numbers of
+    # both. `has_features` and `has_classes` mark those that a client's own set has.
     sizes = np.diff(source.node_ptr)[ids]
     starts = np.cumsum(sizes) - sizes
     nodes = _runs(source.node_ptr[ids], sizes)
@@ -224,7 +224,7 @@ def joined_graphs(
     order = np.argsort(graph_of_edge, kind="stable")
     counts = np.bincount(graph_of_edge, minlength=source.num_graphs)
     chosen = order[_runs((np.cumsum(counts) - counts)[ids], counts[ids])]
-    # Node numbers start at the client's first node of their graph.
+    # Shift each graph's node numbers to the place of its root.
     moved = np.repeat(starts - source.node_ptr[ids], counts[ids])
     x = source.x[nodes]
     if np.count_nonzero(x) >= SPARSE_BELOW * nodes.size * width:
@@ -253,7 +253,7 @@ def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def largest_component(source: Source) -> Source:
-    """Keep only the largest connected component. Of equal ones keep that with the lowest node."""
+    """Keep only the largest connected component. In a tie, keep that with the lowest node."""
     import scipy.sparse as sp
     from scipy.sparse.csgraph import connected_components
 

@@ -65,7 +65,7 @@ def vary_federation(
 
 
 def check_client_number(federation: Federation, client: int) -> None:
-    """Refuse an unknown client, or a client without others."""
+    """Refuse an unknown client, or a federation of one client."""
     if len(federation) < 2:
         raise DataError("a federation of one client has no other client; give two clients or more")
     if client not in federation.numbers:
@@ -93,7 +93,7 @@ def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, r
 
 
 def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -> Graph:
-    """Return the graph with random edges between unconnected nodes, `share` times as many."""
+    """Return the graph plus random edges of new pairs: `share` times the number of its pairs."""
     nodes = graph.num_nodes
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
     count, wanted = pairs.shape[1], round(share * pairs.shape[1])
@@ -101,7 +101,7 @@ def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -
         problem = "the client in question has no edge, so that its topology cannot be varied"
         raise DataError(f"{problem}; choose another client")
     found = pairs[0] * nodes + pairs[1]
-    # Known in advance if any two nodes may be joined. Otherwise noticed below.
+    # More edges than pairs of nodes fail at once, more than allowed pairs after `_IDLE` draws.
     idle = 0 if count + wanted <= nodes * (nodes - 1) // 2 else _IDLE
     while found.size < count + wanted:
         if idle >= _IDLE:
@@ -116,6 +116,6 @@ def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -
         found = np.concatenate([found, rng.permutation(fresh)])
     new = np.stack(np.divmod(found[count : count + wanted], nodes))
     edges = torch.cat([graph.edges, torch.from_numpy(np.hstack([new, new[::-1]]))], dim=1)
-    # With the mean weight of the others: next to weights in the thousands, 1 has no effect.
+    # New edges get the mean weight, because next to weights in the thousands 1 has no effect.
     weight = graph.edge_weight.mean().expand(2 * wanted)
     return replace(graph, edges=edges, edge_weight=torch.cat([graph.edge_weight, weight]))

@@ -35,7 +35,7 @@ def load(
     measure: str = "federated",  # how several owners measure columns: `own.agree.MODES`
     private: bool = False,  # whether the schema must declare statistics that owners would send
 ) -> tuple[Source | GraphSet | GraphGroup, list[str]]:
-    """Load a source. Return it, and the notes of the loader of a user's own data.
+    """Load data. Return them and the loader's notes, which only a user's own data have.
 
     A name is "lagoon" or "archipelago" (with options: "lagoon:homophily=0.3"), a data set's or a
     group's name (some have options: "PROTEINS:features=degree"), or a path.

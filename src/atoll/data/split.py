@@ -135,7 +135,7 @@ def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
 
 
 def fedtad(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split each client's n nodes of a class: int(train · n), then int(val · n), the rest tests."""
+    """Split each class of a client, n nodes: int(train · n) train, int(val · n) validate."""
     # One Python generator shuffles class by class, client by client. With seed 2024 and FedTAD's
     # own partition of Cora, these are the roles of the published numbers of FedTAD and FedATH.
     rng = python_random.Random(seed)
@@ -230,7 +230,7 @@ def time_column(recipe: str | None) -> str | None:
 
 
 def inductive(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split as `stratified`. Training has no validation or test nodes and no edges of them."""
+    """Split as `stratified`. Training uses neither validation and test nodes nor their edges."""
     return stratified(source, parts, seed, ratios)
 
 
@@ -266,9 +266,9 @@ def unseen(
 ) -> Roles:
     """Make some nodes of each client arrive only after training (FedLoG).
 
-    Each client draws `classes` of its classes. All their nodes are MISSING, so the client trains
-    without these classes. A `share` of every other class is UNSEEN. The rest has the roles of
-    `stratified`. The paper's own draw is not public, so this one is reconstructed.
+    Each client draws `classes` of its classes, but not all. Their nodes are MISSING, so the client
+    trains without these classes. A `share` of every other class is UNSEEN. The rest has the roles
+    of `stratified`. The paper's own draw is not public, so this one is reconstructed.
     """
     check_whole("classes", classes, 0)
     if not isinstance(share, int | float) or not 0 <= share < 1:

@@ -6,7 +6,7 @@ A site stores it in `runs/RUN/model` in its state folder (by default `atoll` in 
   model or the site's own, never another site's (`experiment.model`).
 - added by the site: `seed-N/private.safetensors` from its state, if predictions need it;
   `seed-N/encoder.json` for tables; `seed-N/own.toml` with all facts for the card and predictions;
-  and `seed-N/MODEL_CARD.md`. From model.toml it uses a `Claim` and checked facts.
+  and `seed-N/MODEL_CARD.md`. From model.toml the site uses only a `Claim` and checked facts.
 - `manifest.json`: run, site, configuration, selected rounds, size and SHA-256 of each server file.
 - `manifest.sig`, `server.crt`: the server's signature of the manifest, and its certificate.
 """
@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     atoll: str  # the server's version
 
     def check_names(self) -> None:
-        """Refuse a manifest without exactly the files `SENT` of each seed: names become paths."""
+        """Refuse other files than `SENT` for each seed, because their names become paths."""
         wanted = {f"seed-{seed}/{name}" for seed in self.rounds for name in SENT}
         for name in sorted(self.files.keys() - wanted):
             raise WireError(f"'{name[:100]}' cannot name a file of a model")

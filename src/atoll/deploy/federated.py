@@ -60,7 +60,7 @@ SOON = 3  # failed returns of a site until it has to wait
 
 
 class Returns:
-    """When a lost site may come back. From failed return `SOON` on, each one doubles its wait.
+    """The first round in which a lost site may return. Repeated failed returns double its wait.
 
     Otherwise a site that answers each ping and no step would cost one deadline in every round.
     """

@@ -45,7 +45,7 @@ class Form:
         return cls(structure(tree), [(tuple(leaf.shape), leaf.dtype) for leaf in leaves(tree)])
 
     def fits(self, other: Form) -> bool:
-        """Whether the other form differs only in axes that depend on the clients."""
+        """Return whether the other form differs only in axes that depend on the clients."""
         return self.like(other) and all(
             mine in (None, size)
             for (axes, _), (sizes, _) in zip(self.tensors, other.tensors, strict=True)
@@ -53,7 +53,7 @@ class Form:
         )
 
     def like(self, other: Form) -> bool:
-        """Whether both have the same structure, and tensors of the same types and dimensions."""
+        """Return whether both have one structure, and tensors of equal types and dimensions."""
         kinds = [[(len(axes), dtype) for axes, dtype in one.tensors] for one in (self, other)]
         return bool(self.structure == other.structure) and kinds[0] == kinds[1]
 

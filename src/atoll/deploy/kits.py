@@ -305,7 +305,7 @@ def on_loopback(about: AboutKit) -> bool:
 
 
 def _end_jobs(store: Path) -> None:
-    """Mark jobs that the server's end interrupted as abandoned. FLARE would list them forever."""
+    """Mark jobs as abandoned if the server ended during them. FLARE would list them forever."""
     for file in store.glob("jobs-storage/*/meta"):
         try:
             meta = json.loads(file.read_text())

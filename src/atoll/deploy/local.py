@@ -63,7 +63,7 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
     ) -> subprocess.Popen[bytes]:
         """Start a process that logs to a file. An earlier process of this name has 10 s to end.
 
-        It holds the lock of its `kit` until it ends, even if this process is killed earlier.
+        The process holds the lock of its `kit` until it ends, even if its parent is killed earlier.
         `prepare` changes the kit. It is called under the lock, so a refused start does not affect
         the running party.
         """

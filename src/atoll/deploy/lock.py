@@ -14,7 +14,7 @@ from pathlib import Path
 from atoll.core.errors import AtollError
 
 LOCK = ".lock"
-PATIENCE = 10.0  # seconds that a job of FLARE may need to wind down
+PATIENCE = 10.0  # seconds that a job of FLARE may need to end
 
 
 class Busy(AtollError):

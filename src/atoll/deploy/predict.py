@@ -32,8 +32,8 @@ def predict_at_site(
 ) -> Predictions:
     """Verify a model that the server delivered, and predict the nodes of `data` with it.
 
-    With `joined`, they join the graph of this site. `experiment.predict.predict`
-    describes the other arguments.
+    With `joined`, the new nodes join this site's graph. `experiment.predict.predict` describes the
+    other arguments.
     """
     manifest = verify_model(folder, kit)
     number = min(manifest.rounds) if seed is None else seed

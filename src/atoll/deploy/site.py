@@ -260,7 +260,7 @@ class Site:
         return news
 
     def _encoded(self, encoder: list[Agreed]) -> SiteData:
-        """Return the data with the common encoder, or with the own one if `encoder` is empty."""
+        """Return the data with the common encoder, or with the site's own if `encoder` is empty."""
         return self.own.with_encoder(encoder) if encoder else self.own
 
     def data_of(self, run: str) -> SiteData:
@@ -421,7 +421,7 @@ class Job:
         return answer
 
     def _diverged(self, step: Step, reply: Tree, state: Tree, noise: SiteNoise | None) -> bool:
-        """Return whether training diverged. The new state decides if the reply is empty.
+        """Return whether training diverged. If the reply is empty, the new state decides.
 
         A noised reply counts as diverged if the new state is not finite, or if the update is zero:
         a non-finite update becomes zero.

@@ -50,8 +50,8 @@ class SiteData:
         """Return the facts that the server may know before a run: a summary, and column statistics.
 
         `mode` is one of `MODES`. Refuse statistics that the owner does not allow. A feature's name
-        may contain a category value. A server that gets `Told` names the features itself, so it
-        gets no other names.
+        may contain a category value. A server that gets `Told` names the features itself, so the
+        summary then contains no feature names.
         """
         found, agrees = self.summary(sizes=not keeps_scores(privacy)), mode == MODES[0]
         features = Encoder.from_plain(self.encoder or {}).features if self.told else ()

@@ -43,7 +43,7 @@ class States:
         return tree, path.read_text(encoding="utf-8") if path.exists() else f"after {counts}"
 
     def save(self, round: int, state: Tree, lineage: str, counts: int, keep: int = NEVER) -> None:
-        """Write the state after `round` and its lineage in one step, and delete old states.
+        """Write the state after `round` and its lineage atomically, and delete old states.
 
         The states of rounds `counts` (the valid one) and `keep` (of the selected model) remain, and
         the last `KEPT` states of other earlier rounds.

@@ -1,6 +1,6 @@
 """The interface of an engine, and the registry of engines.
 
-This module does not import torch, because the help of the command line imports it.
+This module does not import torch, because the command line's help imports this module.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def encode(tree: Tree) -> bytes:
     # It also refuses a file without arrays, so an empty tree contains one empty array.
     tensors = tensors or {"": torch.zeros(0)}
     if all(leaf.dtype in ARRAYS and leaf.dim() <= 32 for leaf in tensors.values()):
-        # The same bytes. The function below caches memory for every new size, and histories grow.
+        # The same bytes as `save`, which caches memory for every new size, and histories grow.
         return save_arrays({k: v.numpy() for k, v in tensors.items()}, metadata={"tree": plan})
     return save(tensors, metadata={"tree": plan})
 
@@ -65,7 +65,7 @@ def encode(tree: Tree) -> bytes:
 def decode(data: bytes, *, limit: int = LIMIT, finite: bool = True) -> Tree:
     """Decode a tree that `encode` wrote. Raise a `WireError` for any other bytes.
 
-    More than `limit` bytes are also an error. With `finite`, so are NaN and infinite numbers.
+    More than `limit` bytes are an error, and with `finite` also NaN and infinite numbers.
     """
     if len(data) > limit:
         raise WireError(f"a message of {len(data)} bytes was refused; the limit is {limit} bytes")

@@ -311,7 +311,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress FLARE's output: connection messages, and tracebacks of errors it also raises."""
+    """Suppress FLARE's connection messages, and its tracebacks of errors that it also raises."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 

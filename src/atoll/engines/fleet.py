@@ -1,7 +1,7 @@
 """Real sites from the server's view: steps leave as packets, and checked replies return.
 
 `Fleet` is the transport (`engines/flare.py` is one), `Remote` the engine on top of it, `Cohort` the
-backend of rounds. A round is complete, with one set of sites, or it does not count. If a site fails
+backend of rounds. A round counts only if the same sites complete all its steps. If a site fails
 during a round, the round is repeated without it. Each packet names the round whose private state is
 valid (`state`), so a site discards the state of a failed attempt by itself.
 """
@@ -304,7 +304,7 @@ class Remote:
         for site, packet in replies.items():
             try:
                 reply = decode(packet.body, limit=most)
-                # Also a disclosed field has the template's shape: replies must fit together.
+                # A disclosed field must have the template's shape, too: replies are stacked.
                 check_like(reply, template, free={})
                 check_values(reply, self.sites[site], epochs, largest * widest(received[site]))
                 arrived[site] = tamed(reply)

@@ -160,7 +160,7 @@ def is_own_job(archive: object) -> bool:
 
 
 def is_own_meta(meta: object, job: str) -> bool:
-    """Return whether a description is of this job, by a known role, without process options."""
+    """Return whether a description names this job, a known role and no process options."""
     return (
         isinstance(meta, dict)
         and meta.get("job_id") == job
@@ -171,7 +171,7 @@ def is_own_meta(meta: object, job: str) -> bool:
 
 
 class Checked(RequestProcessor):  # type: ignore[misc]  # nvflare has no types
-    """Pass a request to FLARE's own processor, unless its job is not Atoll's or is one too many."""
+    """Pass a request to FLARE's own processor. Refuse jobs that are not Atoll's, or too many."""
 
     def __init__(self, inner: RequestProcessor) -> None:
         self.inner = inner

@@ -17,10 +17,10 @@ the site declared, and from training that resembles the other sites':
 - A loss is cut to `LARGEST` (`tamed`), because in a deep network it grows faster than the weights.
 - The norm of an update (trained minus received model) is at most `limit` times the median norm of
   the other sites' updates, or the received model's norm plus 1. SCAFFOLD's `control` has a norm of
-  at most `limit` times the median, or the received control's norm plus 1 or plus that of an update
-  that long. A share in a mixture (`SHARES`) is, per declared node, at most `limit` times
-  the median, or 1. Any other float field has a norm of at most `limit` times the median, or
-  `PER_NODE` times the median of declared nodes.
+  at most `limit` times the median, or the received control's norm plus max(1, u / `reach_of`).
+  There, u is the received model's norm plus 1. A share in a mixture (`SHARES`) is, per declared
+  node, at most `limit` times the median, or 1. Any other float field has a norm of at most `limit`
+  times the median, or `PER_NODE` times the median of declared nodes.
   If only one site takes part in a step, it is compared with the last replies of at least three
   other sites to that step, with the square of `limit`.
 """
@@ -51,7 +51,7 @@ FEWEST = 3  # other sites whose earlier replies are needed to judge the only sit
 
 
 class OutOfRange(WireError):
-    """A number above the range. If most sites send one, the model that they received was bad."""
+    """A number outside the range. If most sites send one, the model that they received was bad."""
 
 
 class Declared(NamedTuple):
@@ -85,7 +85,7 @@ def check_values(reply: Tree, site: Declared, epochs: int, largest: float = LARG
 
 
 def tamed(reply: Tree) -> Tree:
-    """The reply. If it has scores, their loss is cut to `LARGEST`, so that it excludes no site."""
+    """Return the reply. The loss of scores is cut to ±`LARGEST`, so that it excludes no site."""
     if not isinstance(reply, Scores):
         return reply
     return replace(reply, loss=reply.loss.clamp(-LARGEST, LARGEST))

@@ -5,8 +5,8 @@ they can. The second round is a rehearsal, which stops if Python waits for a num
 rehearsal counts as a round and is recorded. Later rounds of the same kind, with or without scores
 of the training part, are replays. After a stopped rehearsal of one run, only the clients' steps are
 recorded. Several runs then continue one by one. If a replayed round had a rare event
-(`Clients.happens`), the rounds before it are replayed again, and it is played eagerly. Each stage
-of a method begins from the start. Several runs that differ only in data, noise and
+(`Clients.happens`), the rounds before it are replayed again, and it is played eagerly. In each
+stage of a method all this starts anew. Several runs that differ only in data, noise and
 hyper-parameters that are floats (`Varied`) are one program: `vmap` of a round.
 """
 
@@ -85,7 +85,7 @@ class Round(Generic[Outcome]):
     doubt: Tensor | None = None  # true, in some run, if a rare event happened (`happens`)
 
     def problem(self, finite: Tensor | None, positions: Sequence[int]) -> AtollError | None:
-        """Return the error that would have stopped this round if read in time, or None."""
+        """Return the error that an eager run would have raised in this round, or None."""
         found = None if self.tape is None or finite is None else self.tape.first_problem(finite)
         if found is None:
             return None
@@ -250,7 +250,7 @@ class Replay(Generic[Outcome]):
     def _gather(self) -> Carried:
         """Return server and states, stacked if there are several runs.
 
-        Then also stack the constant inputs of all rounds: graphs, root keys, hyper-parameters.
+        If so, also stack the constant inputs of all rounds: graphs, root keys, hyper-parameters.
         """
         servers = [run.server for run in self.runs]
         states = [engine.program_states() for engine in self.engines]
@@ -304,7 +304,7 @@ class Replay(Generic[Outcome]):
     def _rehearse(self, number: int, with_train: bool) -> list[Round[Outcome]]:
         """Play and record the round. Return [] if it must be played eagerly."""
         assert self.carried is not None
-        # A recorded round may see only the number of a round of the same stage.
+        # Replays show a method this number, so it sees none unless it defines stages.
         shown, carried = None if self.stage is None else number, self.carried
 
         def watched() -> tuple[Played, list[Tensor]]:
@@ -383,7 +383,7 @@ class Replay(Generic[Outcome]):
             engine.record_steps(None)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
-        """Return the result of some work, or None if it fails. Then no more rounds are recorded."""
+        """Return the result of some work. If it fails, return None and record no more rounds."""
         # Played eagerly, and one by one, the runs give the same results, or the real error. Only
         # full memory is an error at once if there are several runs, because half may fit.
         try:

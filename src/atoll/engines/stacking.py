@@ -137,7 +137,7 @@ def stack_sparse(parts: Sequence[Sparse], rows: int) -> Sparse:
 
     With these indices a product under `vmap` is one kernel call on the flattened stack, without
     index arithmetic (`nn/ops.py`). Padding entries come last, in the last row and column, with
-    value zero. A padded row begins where the used entries end, so no kernel reads beyond it.
+    value zero. A padded row begins where the used entries end, so no kernel reads beyond them.
     """
     square = parts[0].square
     columns = rows if square else max(part.shape[1] for part in parts)

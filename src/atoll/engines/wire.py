@@ -1,4 +1,4 @@
-"""The serial engine, with every message, reply and state sent through bytes, and replies checked.
+"""The serial engine, but messages, replies and states are encoded as bytes and replies checked.
 
 Each step runs on two probe clients of different size. A field whose size differs between them may
 be sent only if the step discloses it.
@@ -23,7 +23,7 @@ from atoll.engines.serial import Serial
 
 
 class Wire(Serial):
-    """The serial engine, with messages, replies and states that pass through bytes."""
+    """The serial engine, but messages, replies and states are encoded as bytes and decoded."""
 
     name = "wire"
 
@@ -72,7 +72,7 @@ class Probe:
         """Return a probe's reply to a message. Refuse an undeclared node or edge axis in it."""
         case = (step.name, str(structure(message)))
         form = str([tuple(leaf.shape) for leaf in leaves(message)])
-        if self.forms.get(case) != form:  # the message may say how long the reply has to be
+        if self.forms.get(case) != form:  # the message may determine the reply's length
             replies = []
             for i, graph in enumerate(self.graphs):
                 copy, key = tree_map(torch.clone, message), make_key(i, graph.real.device)

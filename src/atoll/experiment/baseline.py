@@ -137,7 +137,7 @@ def run_baseline(
     log: str | Sequence[str] = (),
     divide: Divide | None = None,
 ) -> Result:
-    """Fit a baseline for every seed, score it like a method of one round, and save it in `out`."""
+    """Fit a baseline for every seed, score it like a method of one round, and save the result."""
     problem = Problem.of(config, data)
     if problem.config.dp is not None:
         why = f"protects federated training, but '{config.method}' is a baseline without any"

@@ -143,7 +143,7 @@ def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
     if not name:
         return None
     if "base" not in _names(cls):
-        raise ConfigError(f"{method} is not a plug on other methods; remove --set base={name}")
+        raise ConfigError(f"{method} does not wrap other methods; remove --set base={name}")
     base = method_class(str(name))
     if base is cls:
         raise ConfigError(f"{method} cannot be its own base; name another method")

@@ -197,7 +197,7 @@ def _as_divided(config: RunConfig, header: Header) -> RunConfig:
 
 
 def check_divided(config: RunConfig, fixed: Mapping[str, object]) -> None:
-    """Refuse choices other than those (`fixed`) of a divided federation, in a file or as object."""
+    """Refuse choices that differ from `fixed`, those of an already divided federation."""
     in_python = "data" in config.objects
     again = f"divide the data again: atoll{'.' if in_python else ' '}partition"
     for name in (*fixed, "ratios", "schema", "own", "allow", "data_seed"):
@@ -369,7 +369,7 @@ def check_choices(config: RunConfig, rules: Protocol) -> None:
 
 
 def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:
-    """Partition by the owner column, if there is one and the user chose no partition."""
+    """Choose the partition by the owner column, if there is one and the user chose none."""
     column = owner_column(source, config.data, time_column(config.split))
     by_column = (config.partition or "").startswith("column:")  # owners of built-in data
     if given.partition is not None or by_column or column is None:

@@ -129,7 +129,7 @@ def read_graph(nodes: str | Path, edges: str | Path, about: About) -> Graph:
 def _within(
     edges: list[dict[str, str]], owner: dict[str, str], encoder: About
 ) -> list[dict[str, str]]:
-    """Return the edges inside each owner's nodes: as in training, owners do not see others."""
+    """Return the edges between nodes of one owner, as in training, and print the number lost."""
     source, target = (_column(encoder, role, edges) for role in ("source", "target"))
     own = [row for row in edges if owner[row[str(source)]] == owner[row[str(target)]]]
     if lost := len(edges) - len(own):

@@ -1,4 +1,4 @@
-"""Fingerprints of data: the SHA-256 of every number that a run reads."""
+"""Fingerprints of data: the SHA-256 of the features, edges, labels and roles that a run reads."""
 
 from __future__ import annotations
 

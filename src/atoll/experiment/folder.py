@@ -164,7 +164,7 @@ class RunFolder:
         return list(_read_arrays(self.seed(seed) / PARTITION).values())
 
     def write_seed(self, run: Run, config: RunConfig, method: Method) -> None:
-        """Write a finished seed's arrays and selected model. `method` excludes `Noised`."""
+        """Write a finished seed's arrays and selected model. `method` has no wrapper `Noised`."""
         wanted = run.experiment
         seed, federation = wanted.seed, wanted.federation
         self.write_clients(seed, run.history, wanted.method.diagnostics(run.server))

@@ -26,7 +26,7 @@ PACKAGES = ("atoll-fgl", "torch", "torch_geometric", "numpy", "scipy", "scikit-n
 def tuned_process() -> Iterator[None]:
     """Apply settings that make small tensors several times as fast on a CPU.
 
-    Denormal numbers are flushed to zero, but only until the end, because other code may rely on
+    Denormal numbers are flushed to zero until the context ends, because other code may rely on
     them. On Linux, glibc keeps large blocks from now on. By default it returns freed tensors above
     128 KiB to the system, and the page faults cost more than the arithmetic (an Adam step over ten
     clients: 6.2 ms, now 0.9 ms).

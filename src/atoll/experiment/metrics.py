@@ -205,7 +205,8 @@ def from_confusion(confusion: np.ndarray) -> dict[str, np.ndarray]:
 def guessing(metric: str, tested: np.ndarray, positive: int = 1) -> float | None:
     """Return the score of guessing, given the number of nodes of each class, or None if unknown.
 
-    It is the accuracy of the most frequent class, or another metric if all nodes are alerts.
+    It is the accuracy of predicting the most frequent class, an AUC of 0.5, or a pooled metric
+    other than recall if all nodes are alerts.
     """
     formula = find_metric(metric).of_bins
     if metric == "accuracy":

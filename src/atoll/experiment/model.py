@@ -56,7 +56,7 @@ class SelectedModel:
     about: Mapping[str, object] | None = None  # the content of model.toml
 
     def of_client(self, place: int | None) -> tuple[Tree, Tree]:
-        """Return a client's deployed and private tree. `place` is None if it never trained."""
+        """Return a client's deployed and private tree. `place` is None for an untrained client."""
         deployed = self.deployed[(place or 0) if len(self.deployed) > 1 else 0]
         return deployed, self.private[place] if self.private and place is not None else None
 
@@ -131,7 +131,7 @@ class ModelKeeper:
         return max(1, min(wanted, MOST_COPIED // max(size, 1)))
 
     def offer(self, history: History, number: int, trees: Callable[[], Trees]) -> None:
-        """Check the newest round, and keep its model for clients for which it is the best."""
+        """Check the newest round, and keep its model for the clients whose best round it is."""
         better = self.improvements.of(history, number)
         if not better.any():
             return
@@ -163,7 +163,7 @@ class ModelKeeper:
 
 
 def _kept(leaf: Tensor) -> Tensor:
-    """Copy a part of a private state on a GPU. In main memory no step overwrites its state."""
+    """Copy a tensor of a private state if it is on a GPU. In main memory no step overwrites it."""
     return leaf.clone() if leaf.is_cuda else leaf
 
 
@@ -242,7 +242,7 @@ def described(config: RunConfig, method: Method, federation: Federation) -> dict
 
 
 def _measured(config: RunConfig) -> str:
-    """Return how the columns were measured: "pooled" if the run itself partitions one table."""
+    """Return how columns were measured: `encoder` if a column names owners, else "pooled"."""
     by_owner = (config.partition or "").startswith("column:")
     return (config.encoder or "federated") if by_owner else "pooled"
 

@@ -1,6 +1,6 @@
 """Observers of a run: their base class, a combination of several, and `progress.json`.
 
-Other processes (`atoll watch`) read that file. It is small, replaced in one step, and written at
+Other processes (`atoll watch`) read that file. It is small, replaced atomically, and written at
 most once a second, so it costs a run almost nothing. A full disk does not stop the run.
 """
 

@@ -83,7 +83,7 @@ class Part:
     client: str
     graph: Graph
     rows: np.ndarray  # the requested rows of the graph's logits
-    places: np.ndarray  # of these rows among all predictions
+    places: np.ndarray  # positions of these rows among all predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +237,7 @@ class Trained:
         return [rows[part.rows] for rows, part in zip(found, parts, strict=True)]
 
     def _engine(self) -> str:
-        """Return the run's engine. Any engine gives the predictions of a Python object."""
+        """Return the run's engine, or the automatic choice if it was a Python object."""
         return choose_engine(AUTO if "engine" in self.config.objects else self.config.engine)[0]
 
     def _there(self, tree: Tree) -> Tree:
@@ -273,7 +273,7 @@ def predict(
         seed: A seed of the run. The default is its first seed.
         device: "auto", "cpu", "cuda" or "cuda:1".
         block: Nodes that are predicted at a time. By default all, or 65536 if memory is too small.
-        threshold: Least probability of the positive class for an alert. By default the run's own.
+        threshold: Least probability of the positive class for an alert. By default the run's.
         method: The method object of a run that was started with one.
 
     Examples:

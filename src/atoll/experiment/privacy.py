@@ -2,8 +2,8 @@
 
 The accountant is Google's (`dp-accounting`). A client's releases are Gaussian mechanisms: k of them
 with multiplier z reveal as much as one with z / √k, whose epsilon at a given delta is known
-exactly. Two federations are neighbours if they are equal, but in one of them a client's updates are
-all zero. The seed determines which clients take part in a round, so the draw counts as known: a
+exactly. Two federations are neighbours if they differ in one client, whose updates are all zero in
+one of them. The seed determines which clients take part in a round, so the draw counts as known: a
 client is charged for its rounds, and no amplification by sampling is claimed.
 """
 
@@ -121,9 +121,9 @@ class Spent:
 
     releases: int  # of the client that sent most
     least: int  # fewest clients of a round
-    server: float  # epsilon; the server sees every update
-    # Epsilon of all other parties, which see only the models. Another site knows its own noise, so
-    # only the noise of the others protects against it.
+    server: float  # epsilon against the server, which sees every update
+    # Epsilon against all other parties, which see only the models. Another site knows its own
+    # noise, so only the noise of the others protects against it.
     peers: float
 
 
@@ -147,8 +147,8 @@ def site_report(
 ) -> dict[str, Any] | None:
     """Return a site's report on a run from the noise of its updates, or None without privacy.
 
-    `total` is the precision of all its runs, because a server may ask under another run's name. It
-    is infinite if other updates left without noise. `delta` is the largest that the owner allows.
+    `total` is the precision of all of the site's runs, because a server may ask under another run's
+    name. It is infinite if updates left without noise. `delta` is the largest the owner allows.
     """
     if privacy is None:
         return None

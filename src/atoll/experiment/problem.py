@@ -51,7 +51,7 @@ TRAINING = (
     *("set", "compat", "evaluate", "objects", "metric", "positive", "class_weights", "loss"),
     "threshold",
 )
-"""Options that no federation depends on. All other options, also future ones, matter."""
+"""Options that do not affect clients, except `seed` (`seed_of_data`). All others may do so."""
 UNEVEN = 1e3  # largest ratio of the scales of two feature columns without a warning
 CONFIG = "config"  # key of the choices that the data determined, in cached clients
 SHARE = 4  # federations are cached in at most the free memory divided by this
@@ -310,7 +310,7 @@ def save_divided(given: RunConfig, out: Path) -> tuple[Path, Division]:
 def nearly_single_class(
     federation: Federation, metric: str = "accuracy", positive: int = 1
 ) -> list[str]:
-    """Return a warning if clients' most frequent classes dominate, otherwise an empty list."""
+    """Return a warning if one class dominates at the clients, otherwise []. Skip lazy graphs."""
     if isinstance(federation.graphs, LazyGraphs):
         return []  # reading every client would take long
     shares, every = [], torch.zeros(federation.classes)
@@ -336,7 +336,7 @@ def nearly_single_class(
 
 
 def uneven_features(federation: Federation) -> list[str]:
-    """Return a warning if the scales of two columns differ by a factor of 1e3, otherwise []."""
+    """Return a warning if the scales of two dense columns differ by 1e3 or more, otherwise []."""
     largest = torch.zeros(federation.features)
     if isinstance(federation.graphs, LazyGraphs):
         return []

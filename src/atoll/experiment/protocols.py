@@ -20,10 +20,10 @@ from atoll.core.task import NODES
 
 COMPAT: dict[str, str] = {
     "dropout-at-eval": "score with dropout on, as the public codes of FedTAD and FedATH do",
-    "test-selection": "report each client's best test score over the models that GCFL put aside "
-    "before its splits and the last one, as its public code does",
+    "test-selection": "report each client's best test score over the models that GCFL cached "
+    "before its splits and the last model, as its public code does",
 }
-"""Known errors of public codes. Switched on, they show how much of a number they explain."""
+"""Known errors of public codes. These switches show how much of a number an error explains."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Protocol:
     ratios: tuple[float, float, float] | None = None  # None: the ratios of the split
     data_seed: int | None = None  # of partition and split; None varies them with the run's seed
     # By partition: numbers of clients in the order in which the public code draws them from one
-    # seed. So each number of clients has another partition and split.
+    # seed. Each number of clients therefore has its own partition and split.
     draws: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     clients: int = 5
     held_out: str | None = None  # a client that never trains, or `newcomer.DRAWN`

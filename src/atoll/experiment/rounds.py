@@ -53,7 +53,7 @@ class Experiment:
         chunk: Most clients in one program of the fused engine. 0: automatic.
         batching: How clients cut their training into steps. None: as the federation says.
         auc: Whether to compute the area under the ROC curve each round. None: for two classes.
-        metric: A metric that the user chose: clients of two classes count their scores in bins.
+        metric: A metric that the user chose. With two classes, clients count scores in bins for it.
         positive: The number of the positive class of such metrics.
         train_every: Score the training part every n rounds, and always in the last round. None: 1
             for nodes, which cost nothing, and 10 for graphs.
@@ -106,7 +106,7 @@ class Experiment:
 
         Checkpoints are written at most every `every_seconds` (0: also before the first round), at
         the end, and when stopped. `on_round` is called after each round, or after several rounds
-        that were replayed together. Then `should_stop` is called. True saves and returns.
+        that were replayed together. Then `should_stop` is called. If it returns True, the run ends.
         """
         run = self.begin()
         run.start_from(checkpoint, fingerprint)
@@ -299,7 +299,7 @@ class Run:
     def write(
         self, rounds: Sequence[Round[Outcome]], found: Outcome, seconds: float, after: TreesAfter
     ) -> None:
-        """Store the stacked outcomes of several rounds, up to the first round that failed."""
+        """Store the stacked outcomes of rounds. Raise the error of the first round that failed."""
         chosen, positive = self.history.chosen, self.experiment.positive
         counts = toward(found.deployed, positive)
         own = None if found.local is None else toward(found.local, positive)

@@ -153,7 +153,7 @@ class RunPlan:
     data: Data | None = None
     given_engine: EngineFactory | None = None
     resuming: bool = False  # whether the folder may contain a run to continue
-    overwrite: bool = False  # whether it may contain a run to delete
+    overwrite: bool = False  # whether the folder may contain a run to delete
     save_every: float = SAVE_EVERY
     log: str | Sequence[str] = ()
     divide: Divide | None = None  # runs that share their clients share a `FederationCache`

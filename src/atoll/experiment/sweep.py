@@ -74,7 +74,7 @@ class Sweep:
                 self.part(self.replay.refused)
 
     def advance(self) -> list[int]:
-        """Play one round, or several replayed ones. Return the positions of the runs that did."""
+        """Play one round, or several replayed ones. Return the positions of the advanced runs."""
         if self.replay is None:
             # As without a sweep: the first run finishes before the next one begins.
             first = next(place for place, run in enumerate(self.runs) if not run.finished)
@@ -129,7 +129,7 @@ class Sweep:
 
 
 class SeedFailed(AtollError):
-    """One of several runs that were trained at once failed: the one at `place`."""
+    """The run at `place` failed, one of several runs that were trained at once."""
 
     def __init__(self, place: int, seed: int, error: AtollError) -> None:
         super().__init__(f"seed {seed}: {error}")

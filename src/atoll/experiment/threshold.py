@@ -41,7 +41,7 @@ class Threshold:
     # On the validation nodes (or graphs) that chose it. A delivered model lacks these values.
     precision: float | None = None
     recall: float | None = None
-    alerts: float | None = None  # the share of them above the threshold
+    alerts: float | None = None  # the share of alerts among them
 
     def plain(self) -> dict[str, object]:
         """Return the table `threshold` of model.toml."""

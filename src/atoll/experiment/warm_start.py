@@ -16,7 +16,7 @@ from atoll.core.tree import Tree, leaves, named_leaves, stack, tree_map
 def with_models(method: Method, server: Tree, models: Sequence[Tree], origin: str) -> Tree:
     """Return the server's first tree with the models of an earlier run instead of random ones.
 
-    A single model starts a single model, or the model of every client. One model per client
+    A single model replaces a single model, or the model of every client. One model per client
     needs a method with one model per client, and the same number of clients.
     """
     message, name = method.deploy(server), type(method).__name__

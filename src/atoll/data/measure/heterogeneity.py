@@ -87,7 +87,7 @@ class PlainGraph:
     roles: tuple[int, int, int] = (0, 0, 0)
 
     def anonymous_walks(self, walks: int, rng: np.random.Generator) -> ndarray:
-        """Return the graph's embedding by walks of `WALK_STEPS` steps."""
+        """Return the graph's anonymous-walk embedding, from walks of `WALK_STEPS` steps."""
         return anonymous_walks(self.pairs, self.nodes, walks=walks, steps=WALK_STEPS, rng=rng)
 
 
@@ -258,9 +258,12 @@ def _edges_lost(federation: Federation) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class PairHeterogeneity:
-    """Means over pairs of graphs of every two of K clients, (K, K), or NaN without a pair."""
+    """Mean differences between graphs of every two of K clients, (K, K). NaN without a pair.
 
-    structure: ndarray  # Jensen-Shannon distance, nats; on the diagonal within a client
+    The diagonal compares the different graphs of one client.
+    """
+
+    structure: ndarray  # Jensen-Shannon distance: the root of the divergence in nats
     features: ndarray  # Jensen-Shannon divergence, nats
 
 
@@ -286,7 +289,7 @@ def compare_graphs(
 
 
 def some_graphs(graph: Graph, count: int, rng: np.random.Generator) -> list[PlainGraph]:
-    """Return up to `count` of a client's small graphs, or its only graph."""
+    """Draw up to `count` of a client's small graphs, or return its only graph."""
     x, (real, ends) = plain_features(graph.x), real_edges(graph)
     # A client that classifies nodes has one graph, whose root may be any node.
     root = np.zeros(real.size, np.int64) if graph.root is None else graph.root.cpu().numpy()

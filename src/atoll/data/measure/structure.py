@@ -72,7 +72,7 @@ def mean_path_length(matrix: sp.csr_array, sources: int, rng: Rng) -> float:
 
 
 def clustering(pairs: ndarray, nodes: int) -> float:
-    """Return the mean over nodes of the share of connected neighbour pairs."""
+    """Return the mean clustering coefficient: the connected share of a node's neighbour pairs."""
     degrees = np.bincount(pairs.ravel(), minlength=nodes)
     order = np.empty(nodes, dtype=np.int64)
     order[np.argsort(degrees, kind="stable")] = np.arange(nodes)
@@ -118,7 +118,10 @@ class StructureGap:
 def compare_with_random(
     pairs: ndarray, nodes: int, graphs: int, path_sources: int, rng: Rng
 ) -> StructureGap:
-    """Compare a graph with `graphs` random ones of the same size (GCFL Table 1)."""
+    """Compare a graph with `graphs` random ones of the same size (GCFL Table 1).
+
+    With fewer than two random graphs, std, z and p are NaN.
+    """
     real = structure_statistics(pairs, nodes, path_sources=path_sources, rng=rng)
     samples = np.full((graphs, real.size), np.nan)
     for row in samples:

@@ -93,7 +93,7 @@ def check_sums(features: Sequence[Feature]) -> None:
 def check_declared(features: Sequence[Feature], *, numbers: bool = True) -> None:
     """Refuse, in a private run, categories whose values the schema does not declare.
 
-    With `numbers` it must also declare the ranges of numbers.
+    With `numbers`, the schema must also declare the ranges of numbers.
     """
     for feature in features:
         if (kind := needs(feature)) == "values" or (numbers and kind != "nothing"):
@@ -188,7 +188,7 @@ def _agreed(told: Sequence[Told]) -> Agreed:
 def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[Feature, ...]:
     """Return own features with the agreed values. Declared categories and ranges stay.
 
-    Only the value that fills gaps of a declared range may be an agreed mean.
+    A declared range may take only `fill`, the agreed mean for missing values.
     """
     if [f.name for f in features] != [a.name for a in agreed]:
         raise DataError("the agreed columns differ from the columns of the tables; agree again")
@@ -201,6 +201,6 @@ def with_agreed(features: Sequence[Feature], agreed: Sequence[Agreed]) -> tuple[
 
 
 def declared(rule: Rule) -> tuple[float, float, float]:
-    """Return centre, spread and fill of a declared range, which becomes -1 to 1."""
+    """Return centre, spread and fill of a declared range, which is scaled to -1 to 1."""
     low, high = rule.range
     return (low + high) / 2, (high - low) / 2, (low + high) / 2

@@ -183,9 +183,9 @@ def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> 
 def _find_id(
     edges: TableFile, nodes: pa.Table, known: Schema, found: Description, file: str
 ) -> None:
-    """Make the column whose values most edges name the id, and ask about it.
+    """Take as id the column whose values most edges name, and ask about it.
 
-    Without such a column, ask for one.
+    If no column is named by more than half of the edges, ask for one.
     """
     table, best = _read(edges, Description({}, {}, {})), ("", 0.5)
     usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])

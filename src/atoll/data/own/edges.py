@@ -64,7 +64,7 @@ def check_weights(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray
 
 
 def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
-    """Return edges, sorted by (source, target), and weights.
+    """Return edges, sorted by (source, target), and weights, or None if all are one.
 
     The schema decides on loops, duplicates and directions.
     """
@@ -145,7 +145,7 @@ def read_edges(
 ) -> Ends:
     """Read the edges of all parts. The nodes of all parts are numbered in one sequence.
 
-    With `places`, places[i][j] is the number of the j-th of `ids[i]` instead.
+    With `places`, the j-th id of part i gets the number places[i][j] instead.
     """
     found: list[Ends] = []
     start = 0

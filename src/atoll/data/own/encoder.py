@@ -39,11 +39,11 @@ class Feature:
     name: str
     kind: Kind
     values: tuple[str, ...] = ()  # the known values of a category, in the order of their columns
-    # With every choice named. Format 1 had no rules, and its numbers are unchanged.
+    # With every choice named. A feature of format 1 has an empty rule, and numbers stay unscaled.
     rule: Rule = field(default_factory=Rule)
     centre: float = 0.0
     spread: float = 1.0
-    fill: float = 0.0  # replaces a missing number, in its own unit
+    fill: float = 0.0  # replaces a missing number before centring
     # Values that are too rare to be sent. They count as `rule.other`, also if `values` lists them.
     rare: tuple[str, ...] = ()
     # Centre, spread and fill of each client, if clients have their own.
@@ -65,7 +65,7 @@ class Feature:
 
     @property
     def again(self) -> str:
-        """The advice for a value that the training rules do not cover."""
+        """The advice for a missing value, which the training rules refuse."""
         says = 'the training\'s schema says missing = "refuse"'
         return f"train again with {_ways(self.kind)}, because {says}"
 
@@ -279,8 +279,8 @@ def fit(
 ) -> tuple[Feature, ...]:
     """Determine the kind of each feature column, its categories and its statistics.
 
-    `clients` contains the owner of each row. The option `encoder` determines whether they agree by
-    sums, each measures its own rows, or all rows are measured together.
+    `clients` contains the owner of each row. The option `encoder` determines whether owners agree
+    by sums, each measures its own rows, or all rows are measured together.
     """
     chosen = [column for name, column in columns.items() if name in roles.features]
     features = tuple(_fitted(column, roles, loading) for column in chosen)
@@ -461,7 +461,7 @@ def encode_nodes(
     else:
         if roles.label is not None:
             y = encoder.labels(columns[roles.label])
-        # Another party's encoder may list a rare value that it guessed.
+        # Another party's encoder may list a rare value that the party guessed.
         own = (_rare(f, columns[f.name], loading.telling) for f in encoder.features)
         encoder = replace(encoder, features=tuple(own))
     x = encoder.transform(columns, clients)

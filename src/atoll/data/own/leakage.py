@@ -11,7 +11,7 @@ from atoll.data.own.columns import Column
 from atoll.data.own.rules import Rule
 
 TELLING = 0.95  # least AUC of one column that seems to leak the label
-CERTAIN, CAUGHT = 0.99, 0.25  # or least probability, and least share of a class that reaches it
+CERTAIN, CAUGHT = 0.99, 0.25  # or: least probability, least share of a class's rows that reach it
 LEAST = 10  # fewest labelled rows of a class for a test
 SAMPLE = 20_000  # most labelled rows that a column is tested on
 

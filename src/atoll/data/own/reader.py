@@ -48,12 +48,12 @@ def load_own(
 
     Args:
         path: A folder with `nodes` and `edges` as CSV or Parquet. Or a folder of such folders, one
-            per client, which the column `client` then names. Or a `.pt` file of `torch.save` with a
-            PyG `Data` or a dict of tensors. Or a GraphML file.
+            per client. Their names become the column `client`. Or a `.pt` file of `torch.save` with
+            a PyG `Data` or a dict of tensors. Or a GraphML file.
         schema: A TOML file with the roles of columns. The default is `schema.toml` in the folder.
         options: How to treat dangling edges, duplicates, self-loops and directions.
-        encoder: The encoder of an earlier run, which tables must fit. By default tables fit a new
-            one. Other files ignore it.
+        encoder: The encoder of an earlier run, whose columns the tables must have. By default a new
+            one is fitted. It has no effect on other files.
         telling: Fewest rows of a category value that is sent to others. Above 0, the report on
             tables contains the statistics that a site sends.
     """
@@ -223,7 +223,7 @@ def _read_tensors(path: Path) -> Tensors:
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
 
-    # Leaving the context unregisters what it was given, so PyG's own registrations stay out of it.
+    # The context unregisters its classes when it ends, so it gets none that PyG registered itself.
     known = torch.serialization.get_safe_globals()
     needed = [c for c in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if c not in known]
     try:

@@ -124,7 +124,7 @@ def _range(value: object, where: str) -> tuple[float, ...]:
 
 
 def check_rule(rule: Rule, where: str) -> None:
-    """Refuse keys that contradict each other, a repeated value, and a wrong day."""
+    """Refuse keys that contradict each other, a repeated value, and an invalid date."""
     for key, kinds in SUITS.items():
         if getattr(rule, key) and rule.kind is not None and rule.kind not in kinds:
             problem = f"gives {key}, which is for a {' or a '.join(kinds)}"

@@ -119,7 +119,7 @@ class Schema:
     columns: dict[str, Rule] = field(default_factory=dict)
 
     def with_options(self, options: OwnOptions) -> Schema:
-        """Return the schema, overridden by the choices of the options, checked."""
+        """Return the schema, overridden by the options, and check it."""
         rules = dict(self.columns)
         for name, rule in options.columns.items():
             rules[name] = rule.over(rules.get(name, Rule()))

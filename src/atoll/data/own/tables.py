@@ -236,7 +236,7 @@ def _part(folder: Path, client: str | None) -> Part:
 
 
 def read_nodes(parts: Sequence[Part], loading: Loading) -> tuple[Nodes, list[pa.ChunkedArray]]:
-    """Return the nodes of all parts as one table, and the ids of each part."""
+    """Read the nodes of all parts. Return their joint arrays, and the ids of each part."""
     # Categories and classes are fitted over all parts, so that they are the same at each client.
     columns, name = parts[0].nodes.columns(), parts[0].nodes.name
     roles = _roles(parts[0], loading)

@@ -1,7 +1,7 @@
 """Partition of one graph, or of one set of graphs, among clients.
 
 A recipe draws from its own generator and does not touch the global ones. A recipe with the name of
-a public code reproduces it. A known fault of that code needs the recipe's `compat` option.
+a public code reproduces that code, but its known faults only with the option `compat`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Recipe = Callable[..., Parts]
 """(source, clients, seed, *, options) -> the ids of each client."""
 TRIES = 100  # draws of `dirichlet` before it gives up, as in OpenFGL
 NUMBERS = (float, np.floating, np.datetime64)  # types that may be NaN
-CHUNK = 50  # graphs that GCFL assigns in file order before it draws
+CHUNK = 50  # graphs that GCFL gives each client in file order before it draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,8 @@ def dirichlet(
 
     Draw again, at most 100 times, until every client has at least `least` members.
     """
-    # A small alpha is skewed, a large one even. A client that has its fair share gets no further
-    # class. Unknown labels count as one more class.
+    # A small alpha makes uneven shares, a large one even ones. A client with N/K members gets no
+    # further class (N members, K clients). Unknown labels count as one more class.
     spec.check_whole("least", least, 1)
     spec.check_positive("alpha", alpha)
     count = len(source.y)

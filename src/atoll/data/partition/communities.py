@@ -20,7 +20,7 @@ NoRoom = Callable[[np.ndarray, np.ndarray, int], int]
 
 @dataclass(frozen=True)
 class PackingRule:
-    """The numbers in which the public packings differ."""
+    """The parameters in which the public packing rules differ."""
 
     piece: int  # the largest size of a group; a larger community is cut first
     room: int  # a group fits if client and group together have at most this many members

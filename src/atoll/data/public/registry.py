@@ -52,7 +52,7 @@ class DatasetInfo:
     features: int | None = None
     classes: int | None = None  # of nodes, or of graphs
     graphs: int | None = None  # 1 for a node set
-    max_degree: int | None = None  # the largest with a column, where degrees are the features
+    max_degree: int | None = None  # largest degree with a column, if degrees are the features
     metric: str = "accuracy"  # or "auc"
     note: str = ""  # a note for users, for example about an excluded column
 
@@ -101,7 +101,7 @@ _ROWS = csv.DictReader(_read_text("datasets.csv").splitlines())
 DATASETS = {row["name"]: _make_info({k: v for k, v in row.items() if v}) for row in _ROWS}
 """Every set with published counts. Any other TUDataset is `tu:NAME`.
 
-An accuracy on `ogbn-arxiv-structure` means nothing: it has no features.
+An accuracy on `ogbn-arxiv-structure` means nothing, because this set has no features.
 """
 
 _MOLECULES = ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1")

@@ -1,4 +1,4 @@
-"""Public tables with graphs that no class of PyG reads: AMLSim, NIFTY's two and MUSAE's Twitch.
+"""Public tables with graphs that no class of PyG reads: amlsim-20k, german, bail and twitch.
 
 Each loader takes the folder of the raw files, and its options as keyword-only arguments. Columns
 are standardised over all nodes, except for Twitch, whose features are 0 or 1. A column that leaks
@@ -78,7 +78,7 @@ def amlsim(home: Path, *, features: str = "own", leaking: bool = False) -> Sourc
 
 
 def german(home: Path) -> Source:
-    """Load loans of a German bank, joined by amount, age and duration. Class 1 is bad."""
+    """Load loans of a German bank, joined if amount, age and duration are alike. Class 1 is bad."""
     table = _read(home / "raw/german.csv")
     good, gender = table.pop("GoodCustomer"), table.pop("Gender")
     purpose = table.pop("PurposeOfLoan").astype(str)
@@ -128,8 +128,8 @@ def _published_edges(path: Path, nodes: int) -> np.ndarray:
 def similar(rows: np.ndarray, near: float) -> np.ndarray:
     """Join similar rows as NIFTY does, and return the edges in both directions.
 
-    The similarity of two rows is 1 / (1 + distance). A row is joined to every row whose similarity
-    is above `near` times its largest similarity.
+    The similarity of two rows is 1 / (1 + distance). A row is joined to each other row with more
+    than `near` times the similarity of the row's nearest neighbour.
     """
     from sklearn.neighbors import KDTree  # SciPy's crashed on this table on one machine
 
