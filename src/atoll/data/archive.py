@@ -218,7 +218,7 @@ def load_federation(path: str | Path, *, lazy: bool = False) -> Federation:
 
 
 class _Parts:
-    """The mapped arrays, from which one client's graph is cut."""
+    """The memory-mapped arrays of a file. `graph` cuts one client's graph from them."""
 
     def __init__(self, path: Path, header: Header, arrays: Mapping[str, Tensor]) -> None:
         self.path, self.header, self.arrays = path, header, arrays

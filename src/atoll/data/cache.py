@@ -70,7 +70,7 @@ class Cache:
         return None if given == OFF else cls(folder.expanduser() / "prepared")
 
     def read(self, kind: str, key: str, read: Callable[[Path], T]) -> T | None:
-        """Return an entry's content. None: missing, damaged, or writable by another user."""
+        """Return an entry's content, or None if it is missing, damaged, or writable by others."""
         for path in self._shelf(key).glob(f"{kind}-{key}-*"):
             if not all(map(_is_own, (self.folder, path.parent, path))):
                 log.info("cache entry %s is not read: another user could have written it", path)

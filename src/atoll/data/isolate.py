@@ -5,7 +5,7 @@
   gets i · ratio · E random edges, so client 0 gets none.
 - `class-topology`: the same nodes, but every client gets ratio · E random edges. Each of them joins
   a node of the client's "own" classes and a node of another class. Of K clients, client j mod K
-  owns class j.
+  owns class j. A client that owns no class gets no random edge.
 
 Random edges lower the homophily of all classes equally. The client in the paper's Fig. 1(c) is
 strong in one class and weak in another, and the text does not explain why. `class-topology` is one
@@ -93,7 +93,7 @@ def _perturbed(base: Graph, vary: str, place: int, clients: int, ratio: float, r
 
 
 def _with_random_edges(graph: Graph, share: float, allowed: Allowed, rng: Rng) -> Graph:
-    """Return the graph plus random edges of new pairs: `share` times the number of its pairs."""
+    """Return the graph with more random edges: `share` times its number of connected pairs."""
     nodes = graph.num_nodes
     pairs, _ = undirected_pairs(graph.edges.numpy(), nodes)
     count, wanted = pairs.shape[1], round(share * pairs.shape[1])

@@ -124,7 +124,7 @@ def _evenly(count: int, share: float) -> np.ndarray:
 
 
 def openfgl(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split each client's n nodes of a class: cuts at int(train · n), int((train + val) · n)."""
+    """Split each class of a client, n nodes: cut at int(train · n) and int((train + val) · n)."""
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         rng = np.random.default_rng([seed, client])
@@ -160,7 +160,7 @@ def _three_runs(count: int, first: int, second: int) -> np.ndarray:
 
 
 def random(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split by client: one shuffle without classes, cut at rounded ratios (FedGTA, AdaFGL)."""
+    """Shuffle each client's nodes of all classes, and cut at rounded ratios (FedGTA, AdaFGL)."""
     result = [np.full(len(ids), UNUSED, dtype=np.int8) for ids in parts]
     for client, (ids, roles) in enumerate(zip(parts, result, strict=True)):
         labelled = np.flatnonzero(source.y[ids] >= 0)

@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     atoll: str  # the server's version
 
     def check_names(self) -> None:
-        """Refuse other files than `SENT` for each seed, because their names become paths."""
+        """Refuse files other than `SENT` of each seed, or missing ones: names become paths."""
         wanted = {f"seed-{seed}/{name}" for seed in self.rounds for name in SENT}
         for name in sorted(self.files.keys() - wanted):
             raise WireError(f"'{name[:100]}' cannot name a file of a model")

@@ -55,7 +55,7 @@ class Coordinator(FleetController):
 
 
 class Participant(SiteExecutor):
-    """Take part at a site, with the data and the policy that its owner named."""
+    """Take part in a job at a site, with the data and the policy that the site's owner named."""
 
     def open(self, kit: Path) -> Callable[[Packet], Packet]:
         settings = read_settings(kit)

@@ -358,7 +358,7 @@ def _decrypt(key: bytes, passphrase: str) -> bytes:
 
 @contextmanager
 def _secret_folder() -> Iterator[Path]:
-    """A temporary folder for a key in clear text, in memory if the system supports it."""
+    """Yield a temporary folder for a key in clear text, in memory if the system supports it."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as work:
         yield Path(work)

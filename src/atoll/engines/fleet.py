@@ -52,7 +52,7 @@ diverged; the administrator continued without the site."""
 
 
 INTERVAL, LONGEST = 0.05, 1.0
-"""Fewest and most seconds between two requests of a site for work."""
+"""Least and most seconds between two requests of a site for work."""
 
 
 def pause(waited: float) -> float:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 MOMENT = 0.2  # seconds of replays before their results are read
 MOST_AHEAD = 50  # rounds whose scores wait on the device
 MOST_TRIES = 3
-"""Most rehearsals that change a shape of the server's tree or of states. Then none follows."""
+"""After so many rehearsals that change a shape of the server's tree or states, none follows."""
 OFTEN = 2  # times that a step runs in an eager round before it is recorded there
 FULL = re.compile("out of memory|ALLOC_FAILED|INSUFFICIENT_RESOURCES")
 OTHER_PROGRAMS = "their clients do not fall into the same programs"

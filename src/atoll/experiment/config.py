@@ -369,7 +369,7 @@ def check_choices(config: RunConfig, rules: Protocol) -> None:
 
 
 def with_own_partition(config: RunConfig, source: Source, given: RunConfig) -> RunConfig:
-    """Choose the partition by the owner column, if there is one and the user chose none."""
+    """Partition by the owner column, if the data have one and the user chose no partition."""
     column = owner_column(source, config.data, time_column(config.split))
     by_column = (config.partition or "").startswith("column:")  # owners of built-in data
     if given.partition is not None or by_column or column is None:

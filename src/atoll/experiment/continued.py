@@ -43,6 +43,6 @@ def extend(
 
 
 def trained_models(folder: str, seed: int) -> Sequence[Tree]:
-    """Return the models of a run's selected round, of `seed` if the run has it, else its first."""
+    """Return the models of a run's selected round, for `seed` or else for its first seed."""
     run = RunFolder(Path(folder))
     return run.model(seed if seed in run.config.all_seeds else None).deployed

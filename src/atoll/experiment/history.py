@@ -273,8 +273,8 @@ def positive_of(config: RunConfig, federation: Classes) -> int:
 def bins_metric(config: RunConfig, federation: Classes, *, sparing: bool = False) -> str | None:
     """Return the metric of a two-class run whose clients count scores in bins, otherwise None.
 
-    Clients count (`core.score_bins`) if the user chose a metric or a threshold. With `sparing`, of
-    the metrics only those that are computed from bins (`Metric.pooled`) have this effect.
+    Clients count (`core.score_bins`) if the user chose a metric or a threshold. With `sparing`, a
+    metric has this effect only if it is computed from bins (`Metric.pooled`).
     """
     metric = metric_of(config, federation)
     if config.threshold is not None and federation.classes != 2:

@@ -273,7 +273,7 @@ def predict(
         seed: A seed of the run. The default is its first seed.
         device: "auto", "cpu", "cuda" or "cuda:1".
         block: Nodes that are predicted at a time. By default all, or 65536 if memory is too small.
-        threshold: Least probability of the positive class for an alert. By default the run's.
+        threshold: An alert's least probability of the positive class. Default: the run's threshold.
         method: The method object of a run that was started with one.
 
     Examples:

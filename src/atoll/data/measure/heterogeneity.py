@@ -10,7 +10,7 @@
 
 `describe` takes a client as one graph. Its divergences are in bits, from 0 (equal) to 1 (disjoint).
 `compare_graphs` averages over pairs of graphs in nats, as GCFL does. GCFL's code compares counts of
-distinct similarities without the similarities. Here the bins are common to all clients. GCFL joins
+distinct similarities without their values. Here the bins are common to all clients. GCFL joins
 walks of 3 to 7 steps. Here walks have 5 steps, so there are 52 anonymous walks.
 """
 
