@@ -230,7 +230,7 @@ def time_column(recipe: str | None) -> str | None:
 
 
 def inductive(source: Data, parts: Parts, seed: int, ratios: Ratios) -> Roles:
-    """Split as `stratified`. Training uses neither validation and test nodes nor their edges."""
+    """Split as `stratified`. Training uses no validation and test nodes, and no edges of these."""
     return stratified(source, parts, seed, ratios)
 
 
