@@ -1,7 +1,7 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
-All arms share the seeds of a problem (both terms: `plan`), and therefore its partitions, splits and
-noise. An arm with a grid has one run per point, and only validation scores select its winner.
+All arms share the seeds of a problem (`plan` defines both), and therefore its partitions, splits
+and noise. An arm with a grid has one run per point, and only validation scores select its winner.
 
 `study.json` contains "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). The
 labels of a run are data, clients (null: the data or the protocol decide), method (the arm's label)
