@@ -229,8 +229,8 @@ def cluster_parts(found: ClusterStudy) -> list[Part]:
         caption += " For gains, give the folder of a run of local with --against."
     else:
         caption += (
-            f" A client's gain is its mean over seeds minus that of {found.baseline}, in points; "
-            "the paper's ratio counts clients that are not worse."
+            " A client's gain is the difference of means over seeds, in points over "
+            f"{found.baseline}; the paper's ratio counts clients that are not worse."
         )
     return [*parts, _gain_table(found), quiet(caption)]
 
