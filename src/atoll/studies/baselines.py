@@ -38,7 +38,7 @@ from atoll.present.tables import Column, Table, make_table
 
 @dataclass(frozen=True)
 class Majority(Baseline[Tensor]):
-    """Predicts the most frequent class of the client's training nodes (or graphs) everywhere."""
+    """Always predicts the most frequent class of the client's own training nodes (or graphs)."""
 
     def fit(self, federation: Federation, seed: int) -> Tensor:
         """Return the fraction of each class among each client's training nodes, by client."""

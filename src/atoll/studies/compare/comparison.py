@@ -152,7 +152,7 @@ def read_request(folder: Path) -> ComparisonRequest:
 
 
 def command(request: ComparisonRequest, folder: Path) -> str:
-    """Return the command that runs or continues this study, or a comment if only Python can."""
+    """Return the command that runs or continues this study, or a comment if it needs Python."""
     arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
     if request.objects:
         objects = f"objects ({', '.join(request.objects)}), which no file contains"

@@ -158,7 +158,7 @@ def joint_flips(differences: np.ndarray) -> np.ndarray:
 
 
 def smallest_wilcoxon(pairs: int) -> float:
-    """Return the smallest p of Wilcoxon's (or any sign-flip) test: all differences on one side."""
+    """Return the smallest p of Wilcoxon's or a sign-flip test: all differences have one sign."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
