@@ -122,7 +122,7 @@ def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
 
 
 def _norm(loops: Sparse, weight: Tensor) -> float:
-    """Return ‖D^-1/2 (A∘w + I) D^-1/2‖_F, the norm of P in the proof of FedATH's Corollary 5.2."""
+    """Return ‖D^-1/2 (W + I) D^-1/2‖_F for edge weights W: FedATH's ‖P‖ (Corollary 5.2)."""
     rows, columns = loops.rows.long(), loops.columns.long()
     degree = torch.zeros(loops.shape[0], dtype=weight.dtype).index_add(0, rows, weight)
     return float((weight / (degree[rows] * degree[columns]).sqrt()).square().sum().sqrt())
@@ -147,7 +147,7 @@ def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object
 
 
 def explanation_table(found: Explanation) -> Table:
-    """Make a table of the medians and norms of each client."""
+    """Make a table of the median edge weights and the norms of each client."""
     plain, causal = found.distance["all edges"], found.distance["causal edges"]
     names = ("client", "edges", "same class", "different class", "norm", "norm, all edges")
     lines = []
@@ -246,7 +246,7 @@ def explain_node(
 ) -> NodeExplanation:
     """Explain the prediction of a node in the training data, or in new `data`.
 
-    With `joined`, new nodes belong to the training graph. `top` limits features and neighbours.
+    With `joined`, new nodes join the training graph. `top` limits features and neighbours.
     """
     trained = Trained.of(folder, seed, "cpu", None)
     source, start, members = _nodes(trained, data, joined, client)

@@ -103,7 +103,7 @@ def bound(one: Linear, other: Linear, kind: str) -> float:
 
 
 def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
-    """Sample up to `most` nodes of a client, or at least one whole graph.
+    """Sample up to `most` nodes of a client, or of a set of graphs whole graphs, at least one.
 
     The label of a graph applies to all its nodes.
     """

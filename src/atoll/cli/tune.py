@@ -29,7 +29,7 @@ SEARCH = (
     options.METHODS,
     *options.FEDERATION,
     option("--trials N", "Try N configurations of each method.  [default: 30]", int),
-    option("--seeds K", "Test the best with K new seeds; 0 skips the test.  [default: 5]", int),
+    option("--seeds K", "Test the best settings with K new seeds; 0: no test.  [default: 5]", int),
     option("--trial-seeds N", "Run each trial with N seeds.  [default: 1]", int),
     option("--preset NAME", "Search this grid; paper is the grid of the method's paper."),
     repeatable("--search KEY=RANGE", SEARCH),

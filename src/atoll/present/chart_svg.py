@@ -1,4 +1,4 @@
-"""Draws charts into a page: HTML and SVG that take their colours from CSS.
+"""Draw charts into a page: HTML and SVG that take their colours from CSS.
 
 An SVG with a viewBox scales its text, which is unreadable on a phone. Therefore only lines and
 areas are in a stretched inner SVG, because strokes can have a fixed width. All text is HTML or SVG
@@ -121,7 +121,7 @@ def json_text(data: object) -> str:
 
 
 def thinned(count: int, most: int = MAX_POINTS) -> np.ndarray:
-    """Select the points to draw: the first, the last, and evenly spaced points between them."""
+    """Return the indices of the points to draw: first, last, and evenly spaced between them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
@@ -159,7 +159,7 @@ def _percents(chart: Chart, xs: Numbers, ys: Numbers) -> tuple[list[float], list
 
 
 def _curve(line: Line, chart: Chart, points: int) -> str:
-    """Render a line and, below it, its band."""
+    """Render a line and, behind it, its band."""
     keep = thinned(len(line.x), points)
     xs, ys = np.asarray(line.x, dtype=float)[keep], np.asarray(line.y, dtype=float)[keep]
     known = np.isfinite(ys)

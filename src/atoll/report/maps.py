@@ -44,7 +44,7 @@ def without_diagonal(matrix: np.ndarray) -> np.ndarray:
 
 
 def relations(found: Collection) -> str:
-    """Show the client similarities that methods compute, and the weights of their mixtures."""
+    """Show the client similarities, mixture weights and clusters that methods compute."""
 
     def write(group: list[ReportedRun]) -> str:
         figures = [figure for one in group for figure in _relation(one)]

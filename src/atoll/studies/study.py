@@ -39,7 +39,7 @@ def run_study(
     federations: FederationCache | None = None,  # the caller's cache of federations
     log: str | Sequence[str] = (),  # further loggers (`experiment.loggers.LOGS`)
     at_once: bool
-    | None = None,  # whether neighbouring runs may share one program; None: only on a GPU
+    | None = None,  # whether consecutive runs may share one program; None: only on a GPU
     adds: bool = False,  # whether runs of earlier calls stay part of the study
     jobs: int | str = 1,  # processes; "auto" chooses; with 1, this process keeps the given order
     dearest_first: bool = True,  # whether several processes begin with the longest runs
@@ -114,7 +114,7 @@ def write_about(folder: Path, about: Mapping[str, object], runs: Sequence[object
 
 
 def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> list[list[StudyRun]]:
-    """Group unfinished neighbouring runs that may share one program. Other runs stay single."""
+    """Group unfinished consecutive runs that may share one program. Other runs stay single."""
     groups: list[list[StudyRun]] = []
     alone = True
     for run in runs:

@@ -94,7 +94,7 @@ class StudyObserver:
         """Handle the end of a run, also of a run that was only read."""
 
     def should_stop(self) -> bool:
-        """Return whether to stop a study in several processes, even before a run has begun."""
+        """Return whether to stop. Only a study in several processes asks, also before any run."""
         return False
 
 
@@ -125,7 +125,7 @@ class StudySettings:
     """Options that all runs of a study share."""
 
     folder: Path  # the study's folder, locked by `study.lock_folder` in this or the parent process
-    divide: Divide | None = None  # makes the clients of a seed; a cache
+    divide: Divide | None = None  # makes the clients of a seed, such as a cache
     log: str | Sequence[str] = ()  # further loggers (`experiment.loggers.LOGS`)
 
     def folder_of(self, run: StudyRun) -> Path:
@@ -181,7 +181,7 @@ def _run_at_once(group: Sequence[StudyRun], observe: Observe, settings: StudySet
 
 
 def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutcome:
-    """Complete a run, from its last checkpoint if it has one."""
+    """Complete a run, from its last checkpoint if any. Return its outcome, also if it fails."""
     folder, to = settings.folder, settings.folder_of(run)
     note(folder, "begin", run.name)
     observer = observe(run) if run.watch is None else run.watch(observe(run))

@@ -1,7 +1,7 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
-All arms share the seeds of a problem (both terms: `plan`), and therefore its partitions, splits and
-noise. An arm with a grid has one run per point, and only validation scores select its winner.
+All arms share the seeds of a problem (`plan` defines both), and therefore its partitions, splits
+and noise. An arm with a grid has one run per point, and only validation scores select its winner.
 
 `study.json` contains "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). The
 labels of a run are data, clients (null: the data or the protocol decide), method (the arm's label)
@@ -152,7 +152,7 @@ def read_request(folder: Path) -> ComparisonRequest:
 
 
 def command(request: ComparisonRequest, folder: Path) -> str:
-    """Return the command that runs or continues this study, or a comment if only Python can."""
+    """Return the command that runs or continues this study, or a comment if it needs Python."""
     arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
     if request.objects:
         objects = f"objects ({', '.join(request.objects)}), which no file contains"

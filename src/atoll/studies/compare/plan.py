@@ -53,7 +53,7 @@ class ComparisonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     against: str | None = None  # label of the reference; None takes the best method
     metric: str | None = None  # the metric of the tests; None takes the metric of the data
     alpha: float = ALPHA  # significance level of the tests
-    objects: tuple[str, ...] = ()  # labels and names of data that refer to Python objects
+    objects: tuple[str, ...] = ()  # labels of methods and names of data that are Python objects
 
 
 def make_request(
@@ -196,7 +196,7 @@ def _runs_of(
 
 
 def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Arm:
-    """Parse an arm: `fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or with settings."""
+    """Parse an arm: `fedprox` or `my_method.py:Mine`, also with settings (`fedprox:mu=1,lr=1`)."""
     before, others = text.partition("=")[0], {*BASELINES, *SHORTHANDS}
     name, colon, _ = before.rpartition(":")
     known = method_name(name) in METHODS or name.lower() in others

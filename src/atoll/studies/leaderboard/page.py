@@ -20,7 +20,7 @@ from atoll.studies.leaderboard.standings import (
 )
 
 RIVALS = 5  # methods in the example command for another set
-FEW = 4  # more names than this are a number in the answer
+FEW = 4  # maximum number of names in a list; above, only their number
 HEAD = "<!-- Written by `atoll leaderboard --page FILE`; tests compare it with leaderboard.csv. -->"
 ROWS = """\
 [leaderboard.csv](leaderboard.csv) contains every row with its command and every seed's score.

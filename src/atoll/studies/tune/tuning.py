@@ -3,7 +3,7 @@
 A tuning is a study. Each trial is a run on clients without test nodes and test labels, so that no
 choice can depend on them. By default, a trial below the median of the others' scores stops early.
 At the end, the best configuration of each method runs once on the whole data with new seeds. Report
-this number.
+the score of this final test.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tune(
     Args:
         methods: One or several names. Each method gets the same budget.
         data: A name, a path, a result of `atoll.load`, or a `Federation`.
-        trials: Number of configurations to try per method.
+        trials: Maximum number of configurations to try per method.
         seeds: Number of new seeds for the final test. 0 skips the test.
         trial_seeds: Number of seeds per trial. More seeds reduce noise and take longer.
         preset: "paper" searches the values that the method's paper tried.
