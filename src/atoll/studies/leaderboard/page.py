@@ -26,7 +26,7 @@ ROWS = """\
 [leaderboard.csv](leaderboard.csv) contains every row with its command and every seed's score.
 Click a heading to sort a table.
 `louvain-10` is a Louvain partition into 10 clients, and so on.
-*Homophilous* and *heterophilous* are mean ranks over these data sets only.
+*Homophilous* and *heterophilous* are mean ranks over data sets of this kind.
 *Mean score* is the mean over all problems in percent, and *MB/round* the traffic of all clients."""
 
 
@@ -51,7 +51,7 @@ def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> 
     about.append(counted(found.sets, "set"))
     if found.excluded:
         count = len(found.problems)
-        about.append(f"{count} of {counted(count + found.excluded, 'problem')}")
+        about.append(f"ranked on {count} of {counted(count + found.excluded, 'problem')}")
     first = f"{found.methods[0]} is first by mean rank, {found.mean_ranks[0]:.1f} of "
     first += f"{len(found.methods)}\n  ({', '.join(about)})"
     if not (tests := found.comparisons(reference)):
