@@ -51,7 +51,7 @@ def answer(rows: Sequence[Row], recipe: Recipe, league: str, reference: str) -> 
     about.append(counted(found.sets, "set"))
     if found.excluded:
         count = len(found.problems)
-        about.append(f"ranked on {count} of {counted(count + found.excluded, 'problem')}")
+        about.append(f"{count} of {counted(count + found.excluded, 'problem')}")
     first = f"{found.methods[0]} is first by mean rank, {found.mean_ranks[0]:.1f} of "
     first += f"{len(found.methods)}\n  ({', '.join(about)})"
     if not (tests := found.comparisons(reference)):
