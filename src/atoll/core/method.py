@@ -215,8 +215,8 @@ class Clients(Protocol):
     def happens(self, condition: Tensor) -> bool:
         """Return whether a rare event occurs in this round, given a boolean scalar tensor.
 
-        A recorded round assumes that no event occurs. If one does, the round runs again without a
-        recording.
+        While an engine records or replays the round, the answer is False. If the event did occur,
+        Atoll repeats the round without the recording.
         """
 
 

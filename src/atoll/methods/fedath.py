@@ -179,7 +179,10 @@ def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
 
 
 def negative_entropy(logits: Tensor, real: Tensor, reading: str) -> Tensor:
-    """Sum or mean of Σ p log p over the real nodes. "uniform" is Eq. 9 as printed."""
+    """Return Σ_c p log p, summed ("sum") or averaged over the real nodes.
+
+    "uniform" is Eq. 9 as printed: the mean of -Σ_c log p.
+    """
     log_p = logits.log_softmax(dim=-1)
     each = -log_p.sum(-1) if reading == "uniform" else (log_p.exp() * log_p).sum(-1)
     total = (each * real).sum()

@@ -273,7 +273,10 @@ class Lesson:
 
     @cached_property
     def weight(self) -> Tensor:
-        """Trust in each teacher on each pseudo node, (K, B)."""
+        """The loss weight r_ki of each teacher for each pseudo node, (K, B).
+
+        With `reduce=mean` it is divided by the number of pseudo nodes of the class.
+        """
         labels, weight = self.labels, self.share[:, self.labels]
         if self.method.reduce == "sum":
             return weight

@@ -63,7 +63,7 @@ class GIN(Embedder):
         return _convolved(rest, h, graph, key, self.dropout)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the linear layer to the output of `embed`, (N, C)."""
+        """Return the logits, (N, C): the linear layer applied to the output `h` of `embed`."""
         out: Tensor = matmul(h, params[-1]["weight"]) + params[-1]["bias"]
         return out
 

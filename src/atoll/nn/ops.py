@@ -197,7 +197,7 @@ def _quiet() -> None:
 
 
 def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
-    """Concatenate the blocks of a stacked matrix's tensors."""
+    """Flatten each tensor of a stacked sparse matrix from (B, n, ...) to (B * n, ...)."""
     out: list[Tensor | None] = []
     for arg, dim in zip(args, dims, strict=True):
         if arg is not None and dim is None:

@@ -375,7 +375,7 @@ def gpu_memory_of(config: RunConfig) -> int:
 
 
 def _public_sets(config: RunConfig) -> list[DatasetInfo]:
-    """Return the public data sets of a run, or none for generated data and Python objects."""
+    """Return the public data sets of a run. The list is empty for all other data."""
     name = plain_name(config.data).lower()
     try:
         return [dataset_info(one) for one in sets_of_group(name) or (name,)]

@@ -36,7 +36,7 @@ template <typename T> unsigned mix32(T value) {
 
 
 def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
-    """`random.salted`: a hash of key and salt, elementwise with broadcasting. All are int64."""
+    """Compute `random.salted` on a GPU: an elementwise hash of key and salt, all int64."""
     code = """template <typename T> T mixed(T key, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
     }"""
@@ -44,7 +44,7 @@ def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
 
 
 def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
-    """`random.fold` with one tensor: a hash of key, salt and part, elementwise. All are int64."""
+    """Compute `random.fold` for one tensor `part` on a GPU: an elementwise hash, all int64."""
     code = """template <typename T> T folded(T key, T part, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
                        + (unsigned long long)part * 0xBF58476D1CE4E5B9ull

@@ -1,4 +1,8 @@
-"""Partitions along communities of the unweighted graph: Louvain and METIS, packed or grouped."""
+"""Partitions by Louvain communities or METIS parts of the unweighted graph.
+
+A rule packs communities into clients of similar size, or groups them by their labels, or makes one
+client of each METIS part.
+"""
 
 from __future__ import annotations
 
