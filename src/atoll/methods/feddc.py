@@ -47,7 +47,7 @@ from atoll.core.tree import Tree, record, take, tree_map
 
 @record
 class Server:
-    """The server's tree: w, h_i and s_i of N clients, stacked (N, ...), and the rule's state."""
+    """The server's tree: w, the stacked h_i and s_i of all N clients, and the rule's state."""
 
     model: Tree
     drift: Tree

@@ -190,7 +190,10 @@ class _Route(Function):
 
 
 class _RouteBack(NoDerivative):
-    """The gradient of `_Route` by x, from the last pass to the first. It recomputes each u."""
+    """The gradient of `_Route` with respect to x, from the last pass back to the first.
+
+    Each pass's output u is recomputed, not stored.
+    """
 
     @staticmethod
     def forward(shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
@@ -323,6 +326,6 @@ def _scale(h: Tensor) -> Tensor:
 
 
 def _scale_back(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
-    """The gradient by h, given the gradient by unit = h * _scale(h)."""
+    """Return the gradient with respect to h, given that with respect to unit = h * _scale(h)."""
     along = (unit * grad).sum(-1, keepdim=True)
     return torch.addcmul(grad, unit, along, value=-1).mul_(scale)

@@ -42,9 +42,8 @@ BLOCK = 1 << 22  # largest block of columns of T^q in memory (in numbers)
 def walk_returns(graph: Graph, length: int) -> Tensor:
     """Return the probability that a walk of 1, ..., `length` steps ends at its start, (N, length).
 
-    The result is exact, without powers of T. T is similar to S = D^-1/2 A D^-1/2, which is
-    symmetric if A is. So (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks
-    of columns.
+    The walk matrix T = A D^-1 is similar to the symmetric S = D^-1/2 A D^-1/2, so their powers have
+    the same diagonals. Half the powers of S suffice: (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij.
     """
     walk, nodes = _walk_matrix(graph), torch.arange(graph.num_nodes, device=graph.y.device)
     blocks = [graph.real.new_zeros(0, length)]

@@ -324,7 +324,10 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """Render a chart of one heat map, with a note. `digits` apply to a map without `words`."""
+    """Render a chart of one heat map, with a note. `digits` is the number of decimals.
+
+    A small map with `words` shows these instead of numbers.
+    """
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
     matrix, high = heat.values, heat.top

@@ -328,7 +328,7 @@ def _costs() -> dict[str, dict[str, float]]:
 
 
 def method_costs() -> Mapping[str, float]:
-    """Return CPU seconds of 100 rounds on Cora, by the name of a method."""
+    """Return each method's CPU seconds for 100 rounds of three epochs on Cora with 10 clients."""
     costs: Mapping[str, float] = _costs()["methods"]
     return costs
 

@@ -1,4 +1,4 @@
-"""The stacks behind `vmap`: the tensors of all clients, where `vmap` shows one client's tensor.
+"""Access to the stacked tensors of all clients inside `vmap`, which shows only one client's tensor.
 
 Functorch's interpreter costs more than a small operation itself. Code that works on all clients at
 once unwraps the stack behind a tensor (`Batch.lower`), computes without the interpreter
