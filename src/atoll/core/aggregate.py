@@ -159,7 +159,7 @@ def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Cosine similarities of all pairs of rows, (K, K). A zero row is similar only to itself."""
+    """Return cosines of all pairs of rows, (K, K). A zero row is similar only to itself."""
     unit = functional.normalize(rows, dim=-1)
     same = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     return torch.where(same, 1.0, unit @ unit.T)

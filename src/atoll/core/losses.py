@@ -34,7 +34,7 @@ def unit(z: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
-    """Mean cross entropy over the training nodes, with the graph's class weights and focal loss."""
+    """Return the mean (focal) cross entropy over the training nodes, with the class weights."""
     if on_gpu(logits) and not graph.focal:
         weighs = graph.class_weights
         weights = graph.train if weighs is None else graph.train * weighs.gather(0, graph.y)
@@ -53,7 +53,7 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
 
 
 class _CrossEntropy(Stacked):
-    """The weighted mean loss, (...,), of logits (..., N, C), and its gradient by the logits."""
+    """The weighted mean loss, (...,), of logits (..., N, C), and the gradient of the logits."""
 
     @staticmethod
     def forward(
@@ -162,6 +162,6 @@ def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tenso
 
 
 def sq_distance(a: Tree, b: Tree) -> Tensor:
-    """Squared Euclidean distance between two trees of the same structure."""
+    """Return the squared Euclidean distance between two trees of the same structure."""
     parts = [((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(parts).sum()

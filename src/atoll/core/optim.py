@@ -32,7 +32,7 @@ class Optimizer(Protocol):
     def update(
         self, grads: Tree, params: Tree, state: Tree, *, owned: bool = False
     ) -> tuple[Tree, Tree]:
-        """Return (parameters, state) after one step. With `owned`, it may overwrite both."""
+        """Return (parameters, state) after one step. `owned` allows overwriting both."""
 
 
 @record

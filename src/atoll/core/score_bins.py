@@ -15,7 +15,7 @@ SCALE = 4.0
 
 
 def log_odds(logits: Tensor, positive: int) -> Tensor:
-    """Log-odds of one class against all others, (N,), from logits (N, C)."""
+    """Return the log-odds of one class against all others, (N,), from logits (N, C)."""
     numbers = torch.arange(logits.shape[-1], device=logits.device)
     others = logits.masked_fill(numbers == positive, -torch.inf)
     return logits[:, positive] - others.logsumexp(-1)

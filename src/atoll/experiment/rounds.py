@@ -279,10 +279,7 @@ class Run:
     def play(
         self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Outcome]:
-        """Train and score one round, and leave the results on the device.
-
-        `method` replaces the experiment's method.
-        """
+        """Train and score one round. Results stay on the device. `method` replaces the run's."""
         method = method or self.experiment.method
         evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)

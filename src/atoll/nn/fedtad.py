@@ -1,4 +1,4 @@
-"""FedTAD's parts: how similar a node is to its neighbours, and a generator of node features.
+"""Parts of FedTAD: similarities of nodes and neighbours, a generator of features, and losses.
 
 Similarity in features and in position (Eqs. 3 to 5), as views with options bound by `partial`:
 
@@ -205,8 +205,8 @@ def _linear(layer: Tree, h: Tensor) -> Tensor:
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
     """Return Σ_k Σ_i weight_ki D(student_i, taught_ki) for node i and teacher k.
 
-    Arguments are logits, (B, C) and (K, B, C), and the trust in teachers, (K, B). `reading` "kl"
-    means D = KL(student ‖ taught), and "l1" the mean absolute difference of logits.
+    Arguments are logits, (B, C) and (K, B, C), and the loss weights, (K, B). `reading` "kl" means
+    D = KL(student ‖ taught), and "l1" the mean absolute difference of logits.
     """
     if reading == "l1":
         if on_gpu(student) and not taught.requires_grad and not inside_transform():

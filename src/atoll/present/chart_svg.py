@@ -324,10 +324,7 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """Render a chart of one heat map, with a note. `digits` is the number of decimals.
-
-    A small map with `words` shows these instead of numbers.
-    """
+    """Render a heat map and a note, with `digits` decimals. A small map may show `words`."""
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
     matrix, high = heat.values, heat.top

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Undecided(Exception):
-    """The reason why runs with different hyper-parameters cannot be one program."""
+    """Raised with the reason why runs with different hyper-parameters cannot be one program."""
 
 
 Operand = object  # a number, a tensor, or another `Varied`
@@ -86,7 +86,7 @@ class Varied:
         return part.values if isinstance(part, Varied) else [part] * len(self.values)
 
     def _ask(self, question: Callable[[Any, Any], bool], other: Operand) -> Result:
-        """Return the answer that all runs share. The answer is elementwise for a tensor."""
+        """Return the answer that all runs share, or for a tensor each run's elementwise answer."""
         if isinstance(other, Tensor):
             return self._apply(question, self, other)
         answers = {question(a, b) for a, b in zip(self.values, self._each(other), strict=True)}
@@ -145,7 +145,7 @@ class Points(Generic[T]):
     values: tuple[tuple[float, ...], ...]
 
     def tensor(self, device: torch.device) -> Tensor | None:
-        """The differing numbers, (objects, numbers) float64, or None if the objects are equal."""
+        """Return the differing numbers, (objects, numbers), or None if the objects are equal."""
         return torch.tensor(self.values, dtype=torch.float64, device=device) if self.paths else None
 
     def at(self, row: Tensor | None) -> T:

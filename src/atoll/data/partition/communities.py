@@ -1,8 +1,4 @@
-"""Partitions by Louvain communities or METIS parts of the unweighted graph.
-
-A rule packs communities into clients of similar size, or groups them by their labels, or makes one
-client of each METIS part.
-"""
+"""Partitions by communities of the unweighted graph, packed into clients or grouped by labels."""
 
 from __future__ import annotations
 
