@@ -82,7 +82,7 @@ class Contribution:
     config: RunConfig  # resolved, with all defaults
     client: int  # the number of the measured client
     vary: str  # one of `atoll.data.isolate.VARY`
-    ratio: float  # fraction of random edges in the topology variations
+    ratio: float  # fraction of random edges, if `vary` changes the topology
     train: np.ndarray  # training nodes, (S, K, C)
     homophily: np.ndarray  # edge homophily, (K,); NaN if a client has no edge
     class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN if no edge touches the class

@@ -122,7 +122,7 @@ def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
 
 
 def _norm(loops: Sparse, weight: Tensor) -> float:
-    """Return ‖D^-1/2 (A∘w + I) D^-1/2‖_F, the norm of P in the proof of FedATH's Corollary 5.2."""
+    """Return ‖D^-1/2 (W + I) D^-1/2‖_F, the norm of P in the proof of FedATH's Corollary 5.2."""
     rows, columns = loops.rows.long(), loops.columns.long()
     degree = torch.zeros(loops.shape[0], dtype=weight.dtype).index_add(0, rows, weight)
     return float((weight / (degree[rows] * degree[columns]).sqrt()).square().sum().sqrt())
@@ -224,7 +224,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class NodeExplanation:
-    """The reasons for the prediction of one node, strongest first."""
+    """The reasons for the prediction of one node, the largest decrease of probability first."""
 
     node: str
     client: str

@@ -120,7 +120,7 @@ def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
 
 
 def aggregated(rule: Rule, server: Tree, reply: Tree, key: Tensor) -> tuple[Tree, Tree]:
-    """Return the next model and rule state, for a method with its own record (`next_server`)."""
+    """Return the next model and rule state, which a method with its own record stores itself."""
     state = getattr(server, "rule", None)
     return combine(rule, model_of(server), reply.model, reply.weight, key, state)
 

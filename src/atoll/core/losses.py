@@ -1,4 +1,4 @@
-"""Losses over a graph's nodes, and their parts.
+"""Losses over a graph's nodes, and functions for the losses of methods.
 
 Every mean is over a mask, so padding never counts. `cross_entropy` reads class weights and the
 focal exponent from the graph; `with_loss` puts them there. Methods with contrastive or prototype
@@ -129,7 +129,7 @@ def parse_class_weights(text: str, classes: int | None = None) -> tuple[float, .
 
 
 def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None) -> Graph:
-    """Set the class weights and the loss from texts. None means equal weights or cross entropy."""
+    """Set class weights and loss from texts. None stands for equal weights, or cross entropy."""
     focal = 0.0 if loss is None else parse_loss(loss)
     if weights is None:
         return replace(graph, focal=focal)

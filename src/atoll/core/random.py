@@ -160,7 +160,7 @@ def dropout_mask(
 
 
 def _mix64_int(value: int) -> int:
-    """`_mix64` of a Python number."""
+    """Compute `_mix64` of a Python number."""
     z = value % (1 << 64)
     z = (z ^ (z >> 30)) * (_MIX_A % (1 << 64)) % (1 << 64)
     z = (z ^ (z >> 27)) * (_MIX_B % (1 << 64)) % (1 << 64)

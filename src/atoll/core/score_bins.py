@@ -28,7 +28,7 @@ def bin_of(z: Tensor) -> Tensor:
 
 
 def binned(z: Tensor, truth: Tensor, masks: Tensor) -> Tensor:
-    """Count items by mask, (M, N), label (0 or 1) and bin of z. The shape is (M, 2, BINS)."""
+    """Count items by mask, (M, N), label (0 or 1) and bin of z. The result is (M, 2, BINS)."""
     # Sort and search, because `bincount` makes a GPU wait.
     place = bin_of(z) + BINS * truth.long()
     edges = torch.arange(2 * BINS + 1, device=z.device)

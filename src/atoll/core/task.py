@@ -167,7 +167,7 @@ def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
 
 
 def _auc(score: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-    """Return the share of (positive, negative) pairs in order, ties as half, or -1 without pairs."""
+    """Return the share of (positive, negative) pairs in order (ties: half), or -1 without pairs."""
     # Items outside the mask are sorted to the end, so they change no rank.
     score = torch.where(mask > 0, score, torch.full_like(score, torch.inf))
     ordered = score.sort().values

@@ -108,7 +108,7 @@ class Adapted:
 
 @record
 class Server:
-    """The server's tree: the global model, the best one and its score (`keep="best"`), and more."""
+    """The server's tree: the global model, the best one with its score, and the rule's state."""
 
     model: Tree
     best: Tree
@@ -299,5 +299,5 @@ class AdaFGL(Training):
 
 
 def mix_heads(trust: Tensor, homo: Tensor, hetero: Tensor) -> Tensor:
-    """Return HCS Y_ho + (1 - HCS) Y_he, where `trust` is HCS."""
+    """Return HCS Y_ho + (1 - HCS) Y_he. The argument `trust` is HCS."""
     return trust * homo + (1 - trust) * hetero

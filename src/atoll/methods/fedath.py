@@ -62,7 +62,7 @@ class Private:
 
 @dataclass(frozen=True)
 class FedATH(Averaging):
-    """Causal and biased subgraphs."""
+    """Learn edge weights, and average the network that uses them."""
 
     net: GCN  # both f^c and f^b
     optimizer: Optimizer = Adam(lr=1e-3)

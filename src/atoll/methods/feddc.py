@@ -7,8 +7,8 @@
 
 The paper has g_i = d_i and the term <θ, g_i - g> / (η K), which equals <θ, s - s_i> if every client
 takes K steps. The added gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server
-computes h_i and s_i of every client from the uploaded models, and sends v_i. For absent clients
-they do not change.
+computes h_i and s_i of every client from the uploaded models, and sends v_i. The h_i and s_i of
+absent clients do not change.
 
 Wire, per client and round:  down  model, v_i      up  model, K, weight
 Private state: the optimizer's moments and the network's private layers, which have no drift.
@@ -74,7 +74,7 @@ class Update:
 
 @dataclass(frozen=True)
 class FedDC(Training):
-    """Local drift decoupling and correction."""
+    """Track every client's drift at the server, and correct the mean model by it."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
     alpha: Annotated[NonNegative, "α: weight of the proximal term and of the drift"] = 0.01

@@ -58,7 +58,7 @@ class Update:
 
 @record
 class Server:
-    """All clients' models, stacked, and the latest cosines and weights, NaN if unknown."""
+    """The server's tree: all clients' models, and the latest cosines and weights (NaN: unknown)."""
 
     models: Tree
     similarity: Tensor
@@ -67,7 +67,7 @@ class Server:
 
 @dataclass(frozen=True)
 class FedGTA(Mixing):
-    """Topology-aware averaging."""
+    """Average the models of clients with similar smoothed predictions."""
 
     threshold: Annotated[float, "cosine of moments above which two clients average"] = 0.5
     moments: Annotated[

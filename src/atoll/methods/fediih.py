@@ -64,7 +64,7 @@ from atoll.nn.disengcn import DisenGCN
 
 @record
 class Server:
-    """The models of all M clients, stacked, α̃, (K * h,), and the latest S, (K, M, M)."""
+    """The server's tree: M stacked models, α̃, (K * h,), and the latest S, (K, M, M)."""
 
     models: Tree
     alpha: Tensor
@@ -98,7 +98,7 @@ class Private:
 
 @dataclass(frozen=True)
 class FedIIH(Mixing):
-    """Inter- and intra-heterogeneity."""
+    """Mix the clients' models factor by factor, according to their similarity."""
 
     net: DisenGCN
     optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)

@@ -126,7 +126,7 @@ class FedPUB(Mixing):
         return Update(model, embedding), Private(masks, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """The task's loss with the masked weights."""
+        """Return the task's loss with the masked weights."""
         return super().loss(masked(params["model"], params["masks"]), graph, key)
 
     def regularised(self, anchor: Tree, grads: Tree, params: Tree) -> Tree:

@@ -58,7 +58,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class FedTGP(PrototypeTraining):
-    """Trainable global prototypes."""
+    """Learn the global prototypes at the server."""
 
     inference: Annotated[Literal["head", "prototype"], "last layer, or nearest prototype"] = (
         "prototype"

@@ -178,7 +178,7 @@ def contrast(
 
 
 def distil(edges: Sparse, a: Tensor, b: Tensor, real: Tensor, omega: float) -> Tensor:
-    """FGSD: mean over nodes of KL(weak ‖ strong) of softmaxes over neighbours."""
+    """Return FGSD: the mean over nodes of KL(weak ‖ strong) of softmaxes over neighbours."""
 
     def log_softmax(z: Tensor) -> Tensor:
         alike = (at_rows(edges, z) * at_columns(edges, z)).sum(-1, keepdim=True) / omega
@@ -191,7 +191,7 @@ def distil(edges: Sparse, a: Tensor, b: Tensor, real: Tensor, omega: float) -> T
 
 
 def edge_differences(edges: Sparse, a: Tensor, b: Tensor, tau: float) -> Tensor:
-    """OpenFGL's term: mean over edges of KL(weak ‖ strong) of softmaxes of |z_u - z_v|."""
+    """Return OpenFGL's term: the mean over edges of KL(weak ‖ strong) of softmax |z_u - z_v|."""
     log_a, log_b = (
         ((at_rows(edges, z) - at_columns(edges, z)).abs() / tau).log_softmax(dim=-1) for z in (a, b)
     )

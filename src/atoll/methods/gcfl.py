@@ -59,7 +59,7 @@ class Update:
 
 @record
 class Server:
-    """The clusters and their models.
+    """The server's tree: the clusters, their models and their history.
 
     A row of `splits` is the round, and for each client 0 (in another cluster), 1 (stays) or 2
     (moves to the new cluster). `trace` contains the norms of each client's update and of its
@@ -101,7 +101,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class GCFL(Mixing):
-    """Clustered federated learning on graphs."""
+    """Average the models within clusters of clients, which split during training."""
 
     similarity: Annotated[
         Literal["cosine", "gradient-norms", "update-norms"], "similarity for the cut"

@@ -42,7 +42,7 @@ def _question(op: Callable[[Any, Any], bool]) -> Operator:
 
 
 class Varied:
-    """A number per run: name, all values, and the current value under `vmap` over the runs."""
+    """A number that differs between runs, with its name, all values and the current run's value."""
 
     def __init__(self, name: str, values: Sequence[float], tensor: Tensor) -> None:
         self.name, self.values, self._tensor = name, tuple(values), tensor
@@ -138,7 +138,7 @@ def scalar(number: float | Varied, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Points(Generic[T]):
-    """Objects that differ in numbers at some paths of fields, with one row of values each."""
+    """Objects that differ only in the numbers at `paths` of fields. Each has a row of `values`."""
 
     first: T
     paths: tuple[tuple[str, ...], ...]
