@@ -61,7 +61,7 @@ Numbers = dict[str, np.ndarray]
 def follow_bound(
     config: RunConfig, *, every: int = 20, on_round: Callable[[int], None] | None = None
 ) -> Claim:
-    """Run fedath. Compute all sides at the start, every `every` rounds, and at the end."""
+    """Train FedATH. Compute both sides of `STEPS` at the start, each `every` rounds and the end."""
     found: dict[int, list[Numbers]] = {}
     for seed in range(config.seed, config.seed + config.seeds):
         made = Problem.of(msgspec.structs.replace(config, seed=seed)).divide(seed)

@@ -82,7 +82,7 @@ class Contribution:
     config: RunConfig  # resolved, with all defaults
     client: int  # the number of the measured client
     vary: str  # one of `atoll.data.isolate.VARY`
-    ratio: float  # fraction of random edges in the topology variations
+    ratio: float  # fraction of random edges, if `vary` changes the topology
     train: np.ndarray  # training nodes, (S, K, C)
     homophily: np.ndarray  # edge homophily, (K,); NaN if a client has no edge
     class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN if no edge touches the class
@@ -155,13 +155,13 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def mean(values: np.ndarray) -> float:
-    """Average over the seeds that have a number, or return NaN if no seed has one."""
+    """Return the mean of the finite values, one per seed, or NaN if none is finite."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else float("nan")
 
 
 def std(values: np.ndarray) -> float | None:
-    """Return the standard deviation over the seeds with a number, or None for fewer than two."""
+    """Return the standard deviation of the finite values, or None if fewer than two are finite."""
     known = values[np.isfinite(values)]
     return float(known.std(ddof=1)) if known.size > 1 else None
 

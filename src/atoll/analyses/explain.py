@@ -224,7 +224,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class NodeExplanation:
-    """The reasons for the prediction of one node, strongest first."""
+    """The reasons for the prediction of one node, the largest decrease of probability first."""
 
     node: str
     client: str
@@ -376,7 +376,7 @@ def _without_neighbour(graph: Tensors, place: int) -> Tensors:
 
 
 def node_tables(found: NodeExplanation) -> list[Table]:
-    """Make tables of the features and neighbours with the largest effect."""
+    """Make tables of the found features and neighbours, in order of the change in probability."""
     p, name = found.probability, found.label
     title = f"Node {found.node} of client {found.client or 'unknown'}: {name}, probability {p:.3f}"
     rows = [(r.name, f"{r.value:.3g}", *_numbers(r, p)) for r in found.features]

@@ -54,7 +54,7 @@ class Linear:
 
     @property
     def laplacian(self) -> ndarray:
-        """L in the notation of the paper."""
+        """The normalised adjacency D^-1/2 (A + I) D^-1/2, which the paper calls L, (N, N)."""
         scale = (1 + self.a.sum(1)) ** -0.5
         return np.asarray(scale[:, None] * (self.a + np.eye(len(self.a))) * scale)
 

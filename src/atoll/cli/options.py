@@ -191,8 +191,8 @@ EVALUATE = option(
 )
 METRIC = option(
     "--metric NAME",
-    "Select the reported round by this metric, which studies also optimise and test: accuracy, "
-    "macro_f1, auc, average_precision, recall@1%, ... (docs/metrics.md).  "
+    "Select the reported round by this metric: accuracy, macro_f1, auc, average_precision, "
+    "recall@1%, ... (docs/metrics.md). `tune` also optimises it, and `compare` tests it.  "
     "[default: chosen by the data]",
 )
 LOSS = (

@@ -19,7 +19,7 @@ _NOT_OWN = (str(Path(__file__).parents[1]), *_PACKAGES)
 
 
 class AtollError(Exception):
-    """Base class of these errors. The command line prints the error and exits with code 2."""
+    """Base class of Atoll's errors. The command line prints the error and exits with code 2."""
 
 
 class ConfigError(AtollError):
@@ -67,8 +67,8 @@ class DeviceFull(AtollError):
 def described(error: BaseException) -> str:
     """Describe an error as `TypeError in mine.py line 9: ...`.
 
-    The line is the innermost one in a user's file. Without such a line, the text has only the type
-    and the message.
+    The line is the innermost one in a user's file. Without such a line, the text contains only the
+    type and the message.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(_NOT_OWN)]
@@ -92,7 +92,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
 
 
 def not_installed(user: str, package: str, extra: str) -> ConfigError:
-    """Return the error for a package of an extra that is not installed."""
+    """Return the error for a missing package. It names the extra that installs the package."""
     problem = f"{user} needs the package {package}, which is not installed"
     return ConfigError(f"{problem}; install it with: pip install 'atoll-fgl[{extra}]'")
 

@@ -332,7 +332,7 @@ class Remote:
 
 
 class Cohort(Backend):
-    """The sites of a run, in the role of a `Simulation`."""
+    """The remote sites of a run. It replaces `Simulation`, whose clients are on this machine."""
 
     federation: Roster
     engine: Remote

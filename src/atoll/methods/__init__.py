@@ -1,6 +1,7 @@
-"""Every method, by its class name in lower case, with "+" for "plus". One file per method.
+"""The registry of methods. A method's name is its class name in lower case, with "+" for "plus".
 
-To learn how a method is written, read `fedavg.py`, `fedprox.py` and then `core/training.py`.
+Each method has its own file. To learn how a method is written, read `fedavg.py`, `fedprox.py` and
+then `core/training.py`.
 
 Examples:
     >>> from atoll.methods import METHODS, FedAvg
@@ -65,13 +66,13 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_name(text: str) -> str:
-    """Return the registered name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
+    """Return the registered name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS stays unchanged."""
     plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
     return text if ":" in text else plain if plain in METHODS else text.lower()
 
 
 def method_class(name: str) -> type[Method]:
-    """Return a method's class, also for "my_method.py:Mine" or "package.module:Mine"."""
+    """Return the class of a registered name, of "my_method.py:Mine" or of "package.module:Mine"."""
     if (known := method_name(name)) in METHODS:
         return METHODS[known]
     name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes

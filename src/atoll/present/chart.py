@@ -1,4 +1,4 @@
-"""The chart model that all renderers share: axes and marks as values, without drawing.
+"""The data classes of charts: axes and marks. Two renderers draw them.
 
 `chart_png` draws them into files (matplotlib), `chart_svg` into the page of `atoll report` (colours
 from CSS, text that keeps its size on a narrow screen). Among marks of one kind, later ones cover

@@ -324,7 +324,7 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """Render a chart of one heat map, with a note. `digits` apply to a map without `words`."""
+    """Render a heat map and a note, with `digits` decimals. A small map may show `words`."""
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
     matrix, high = heat.values, heat.top

@@ -328,7 +328,7 @@ def _costs() -> dict[str, dict[str, float]]:
 
 
 def method_costs() -> Mapping[str, float]:
-    """Return CPU seconds of 100 rounds on Cora, by the name of a method."""
+    """Return each method's CPU seconds for 100 rounds of three epochs on Cora with 10 clients."""
     costs: Mapping[str, float] = _costs()["methods"]
     return costs
 
@@ -375,7 +375,7 @@ def gpu_memory_of(config: RunConfig) -> int:
 
 
 def _public_sets(config: RunConfig) -> list[DatasetInfo]:
-    """Return the public data sets of a run, or none for generated data and Python objects."""
+    """Return the public data sets of a run. The list is empty for all other data."""
     name = plain_name(config.data).lower()
     try:
         return [dataset_info(one) for one in sets_of_group(name) or (name,)]

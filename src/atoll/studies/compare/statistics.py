@@ -103,8 +103,8 @@ def against(
 def wilcoxon(differences: np.ndarray) -> float:
     """Return the two-sided p of Wilcoxon's signed-rank test, or 1 if all differences are zero.
 
-    Up to `EXACT` pairs, it is exact given the sizes of the n differences, because all 2^n
-    combinations of signs are equally likely.
+    The test drops differences of zero. For at most `EXACT` others, p is exact: it counts all
+    combinations of their signs. For more it uses a normal approximation.
     """
     gaps = np.round(differences, DIGITS)
     gaps = gaps[gaps != 0]
