@@ -238,6 +238,7 @@ CONFIG = option(
 OUT = option(
     "--out DIR", "Save the result in this folder.  [default: a new folder in atoll-runs]", PATH
 )
+OVERWRITE = option("--overwrite", "Replace the run or the study in --out.")
 JOBS = option(
     "--jobs N",
     "Run N processes in parallel; auto uses one per core if that is faster, and fewer on a GPU.",

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from atoll.core.errors import ConfigError, described, unknown
+from atoll.core.files import file_digest
 from atoll.core.method import Method
 from atoll.methods.adafgl import AdaFGL as AdaFGL
 from atoll.methods.fedath import FedATH as FedATH
@@ -64,6 +65,10 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+DIGEST = "__sha256__"
+"""The attribute of a user's module with the SHA-256 of the file that this process loaded."""
+
+
 def method_name(text: str) -> str:
     """Return the registered name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
     plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
@@ -92,6 +97,7 @@ def method_class(name: str) -> type[Method]:
         raise ConfigError(f"method '{name}' names no file and no module; {hint}")
     try:
         module = _module(where)
+        vars(module).setdefault(DIGEST, file_digest(module.__file__ or ""))
         found = getattr(module, attribute, None)
     except (ImportError, OSError, SyntaxError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("atoll."):
@@ -110,6 +116,17 @@ def method_class(name: str) -> type[Method]:
         names = " or ".join(own) or f"a class(atoll.Method) in {where}"
         what = f"has no method '{attribute}'" if attribute else "is a file, and no class is named"
         raise ConfigError(f"'{where}' {what}; write {names}")
+    return found
+
+
+def method_files(*names: str) -> dict[str, str]:
+    """Return the SHA-256 of the file of each user's method that this process has loaded."""
+    found: dict[str, str] = {}
+    for where in (name.rpartition(":")[0] for name in names):
+        in_file = where.endswith(".py")
+        module = sys.modules.get(Path(where).stem if in_file else where)
+        if module is not None and (digest := getattr(module, DIGEST, "")):
+            found[where if in_file else str(module.__file__)] = digest
     return found
 
 

@@ -223,12 +223,15 @@ def _plain_arm(
 
 
 def check(
-    request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
+    request: ComparisonRequest,
+    runs: Sequence[StudyRun],
+    folder: Path | None,
+    federations: FederationCache,
 ) -> None:
     """Raise an error for everything that is known to fail, before the first run.
 
     This makes and caches the first federation of each unfinished problem, and makes every method
-    for it.
+    for it. `folder` may contain finished runs.
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")
@@ -257,10 +260,13 @@ def check(
 
 
 def _check_problem(
-    request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
+    request: ComparisonRequest,
+    runs: Sequence[StudyRun],
+    folder: Path | None,
+    federations: FederationCache,
 ) -> None:
     first, metric = runs[0], request.metric
-    finished = [read_outcome(folder, run) for run in runs]
+    finished = [None if folder is None else read_outcome(folder, run) for run in runs]
     # Refuse a metric that finished runs lack, instead of showing all runs as failed.
     for outcome in finished if metric is not None else ():
         if outcome and outcome.summary and f"test_{metric}" not in outcome.summary["metrics"]:

@@ -18,7 +18,7 @@ from atoll.data.load import is_own
 from atoll.data.public.registry import task_of_data
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RECIPES, RunConfig, data_header, make_config, resolve
+from atoll.experiment.config import RECIPES, RunConfig, data_header, make_config, own_files, resolve
 from atoll.experiment.problem import name_configuration
 from atoll.methods import METHODS
 from atoll.studies.compare.plan import named_arms, parse_arm
@@ -256,6 +256,7 @@ def _recipe(config: RunConfig) -> str:
     # The device does not matter, and the method knows its settings.
     plain = msgspec.structs.replace(full, device="auto", chunk=0, set={})
     name = name_configuration(plain, build_method(full, task=_task(full)))
+    name += " ".join(own_files(full).values())
     return hashlib.sha256(f"{name} {config.seed}".encode()).hexdigest()[:8]
 
 
