@@ -62,7 +62,7 @@ def compare(
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.folder import check_folder
     from atoll.studies.compare.comparison import read_request, run_request
-    from atoll.studies.compare.plan import make_request
+    from atoll.studies.compare.plan import make_request, plain_arm
 
     data, clients, grid = common.pop(given, "data", "clients", "grid").values()
     how = common.pop(given, "log", "jobs", "overwrite")
@@ -77,6 +77,8 @@ def compare(
         allowed = "--against, --metric, --alpha, --tex, --log, --jobs, --json and --quiet"
         common.refuse_beside_resume("study", several | chosen, allowed)
         request = read_request(folder)
+        if "against" in tests:
+            tests["against"] = plain_arm(str(tests["against"]), request.methods)
     else:
         grids: dict[str, list[str]] = {}  # a repeated key adds its values
         for key, text in (common.pair("grid", text) for text in grid):

@@ -66,7 +66,7 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     0 only ranks the rows of the file, which needs no data.
     """
     from atoll.present.tables import check_file
-    from atoll.studies.compare.plan import split_names
+    from atoll.studies.compare.plan import plain_arm, split_names
     from atoll.studies.leaderboard.leagues import Wanted, chosen_rows, plan_league
     from atoll.studies.leaderboard.rows import read_rows
 
@@ -74,6 +74,7 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     texts = common.pop(given, "methods", "data", "partitions")
     lists = {name: split_names(text) if text else [] for name, text in texts.items()}
     reference, seeds = common.pop(given, "against", "seeds").values()
+    reference = plain_arm(reference) if reference else None
     wanted = Wanted(**lists, seeds=seeds, options=common.chosen_options(given))
     check_file(path)
     if page is not None:

@@ -87,6 +87,7 @@ def _request(
     import msgspec
 
     from atoll.experiment.config import make_config
+    from atoll.methods import method_name
     from atoll.studies.tune.result import TuningRequest
     from atoll.studies.tune.tuning import read_request
 
@@ -101,7 +102,7 @@ def _request(
     search = budget | {name: chosen.pop(name) for name in about_search}
     trial_seeds = chosen.pop("trial_seeds", 1)
     whole = common.over_file(config_file, chosen)
-    names = methods or (whole.get("method", "fedavg"),)
+    names = tuple(map(method_name, methods or (whole.get("method", "fedavg"),)))
     config = make_config(**{**whole, "method": names[0], "seeds": trial_seeds})
     request = TuningRequest(methods=names, config=config, **search)
     return request, out or common.fresh_folder(f"tune-{'-'.join(names)}-{config.data}")

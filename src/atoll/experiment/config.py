@@ -40,7 +40,7 @@ from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 from atoll.experiment.threshold import parse_rule
-from atoll.methods import method_class, method_files, method_name
+from atoll.methods import method_class, method_files, method_name, split_preset
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -241,6 +241,9 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     """
     if (divided := data_header(config)) is not None:
         config = _as_divided(config, divided)
+    name, preset = split_preset(config.method)
+    if preset:  # of gcfl+, for example
+        config = replace(config, method=name, set={"preset": preset, **config.set})
     rules = protocol(config.protocol)
     if config.data_seed is not None:
         rules = dataclass_replace(rules, data_seed=config.data_seed)

@@ -69,24 +69,32 @@ DIGEST = "__sha256__"
 """The attribute of a user's module with the SHA-256 of the file that this process loaded."""
 
 
-def method_name(text: str) -> str:
-    """Return the registered name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
+def split_preset(text: str) -> tuple[str, str]:
+    """Return the registered name and the preset in a method's name: gcfl and plus for `GCFL+`.
+
+    Most names have no preset. FILE.py:CLASS and unknown names are unchanged.
+    """
     plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
-    return text if ":" in text else plain if plain in METHODS else text.lower()
+    base, plus, rest = plain.partition("+")
+    preset = f"plus-{rest}" if rest else "plus"
+    if plus and base in METHODS and preset in METHODS[base].presets:
+        return base, preset
+    return (plain if plain in METHODS else text), ""
+
+
+def method_name(text: str) -> str:
+    """Return a method's usual name, such as `fedpub` for `FED-PUB`, or `gcfl+`."""
+    name, preset = split_preset(text)
+    return name + preset.replace("plus", "+").replace("-", "")
 
 
 def method_class(name: str) -> type[Method]:
     """Return a method's class, also for "my_method.py:Mine" or "package.module:Mine"."""
-    if (known := method_name(name)) in METHODS:
+    if (known := split_preset(name)[0]) in METHODS:
         return METHODS[known]
     name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes
     if ":" not in name:
-        base, _, rest = name.lower().partition("+")
-        preset = f"plus-{rest}" if rest else "plus"
-        if base in METHODS and preset in METHODS[base].presets:
-            hint = f"it is {base} with --set preset={preset} (among others: {base}:preset={preset})"
-            raise ConfigError(f"unknown method '{name}'; {hint}")
-        if (server := method_name(name).removeprefix("fed")) in SERVER_OPTIMIZERS:
+        if (server := name.lower().removeprefix("fed")) in SERVER_OPTIMIZERS:
             hint = f"it is fedopt with --set server_optimizer={server}"
             raise ConfigError(f"unknown method '{name}'; {hint}")
         raise unknown("method", name, METHODS)

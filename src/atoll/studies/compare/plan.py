@@ -29,7 +29,7 @@ from atoll.experiment.hardware import choose_device
 from atoll.experiment.history import metric_of, positive_of
 from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
-from atoll.methods import METHODS, method_name
+from atoll.methods import METHODS, method_name, split_preset
 from atoll.studies.baselines import BASELINES, SHORTHANDS, as_method, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.study_run import Json, StudyRun, read_outcome
@@ -70,6 +70,8 @@ def make_request(
     numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
     given = [*arms.items(), *sources.items()]
     chosen = {"metric": tested["metric"]} if tested.get("metric") is not None else {}
+    if tested.get("against") is not None:
+        tested["against"] = plain_arm(tested["against"], arms)
     return ComparisonRequest(
         methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
         data=tuple(sources),
@@ -98,7 +100,13 @@ def _labelled(method: str | Method) -> tuple[str, str | Method]:
     # The "=" of a setting follows a colon, and the "=" of a path follows a slash. A number is not a
     # method, but the value of a setting whose colon is missing.
     own = label and not set(label) & set(":/\\") and text and not text[0].isdigit()
-    return (label, text) if own else (method, method)
+    return (label, plain_arm(text)) if own else (plain_arm(method), plain_arm(method))
+
+
+def plain_arm(text: str, labels: Iterable[str] = ()) -> str:
+    """Return an arm with its method's usual name: `fedpub:k=1` for `FED-PUB:k=1`. Keep `labels`."""
+    name, colon, settings = text.partition(":")
+    return text if text in labels else f"{method_name(name)}{colon}{settings}"
 
 
 def named_data(data: Several) -> dict[str, str | Data]:
@@ -199,7 +207,7 @@ def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None)
     """Parse an arm: `fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or with settings."""
     before, others = text.partition("=")[0], {*BASELINES, *SHORTHANDS}
     name, colon, _ = before.rpartition(":")
-    known = method_name(name) in METHODS or name.lower() in others
+    known = split_preset(name)[0] in METHODS or name.lower() in others
     if method is not None or text.lower() in others or (before == text and not known):
         return _plain_arm(label, text, {}, method)
     settings: dict[str, Value] = {}

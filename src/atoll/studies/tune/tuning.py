@@ -25,6 +25,7 @@ from atoll.experiment import config as configs
 from atoll.experiment.folder import check_method_files, clear_parts, read_json
 from atoll.experiment.options import TuneOptions
 from atoll.experiment.problem import Data, Problem
+from atoll.methods import method_name
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import PARTS, lock_folder
 from atoll.studies.study_run import Json, StudyObserver
@@ -86,6 +87,7 @@ def tune(
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("give at least one method by name: atoll.tune(['fedavg'], ...)")
+    names = tuple(map(method_name, names))
     given = None if isinstance(data, str) else data
     about = {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
     config = configs.make_config(method=names[0], seeds=trial_seeds, **about, **options)
