@@ -70,10 +70,15 @@ def described(error: BaseException) -> str:
     The line is the innermost one in a user's file. Without such a line, the text contains only the
     type and the message.
     """
+    where = f" in {place}" if (place := own_line(error)) else ""
+    return f"{type(error).__name__}{where}: {error}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return the innermost line of an error in a user's file: `mine.py line 9`, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(_NOT_OWN)]
-    where = f" in {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
-    return f"{type(error).__name__}{where}: {error}"
+    return f"{Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:

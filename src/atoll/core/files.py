@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -104,6 +105,14 @@ def finish_replacing(folder: Path) -> None:
         if not folder.exists() and (left / "old").exists():
             (left / "new").rename(folder)
         shutil.rmtree(left)
+
+
+def file_digest(path: str | Path) -> str:
+    """Return the SHA-256 of a file, or "" if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def clear_left_over(folder: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, described, own_line
 from atoll.core.files import write_atomically
 from atoll.core.method import Method
 from atoll.core.task import GRAPHS, NODES
@@ -204,7 +204,8 @@ def run_one(run: StudyRun, observe: Observe, settings: StudySettings) -> RunOutc
         sentence = str(error)
         if not isinstance(error, AtollError):
             write_atomically(to / "error.txt", traceback.format_exc().encode())
-            sentence = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
+            internal = "" if own_line(error) else "internal error: "
+            sentence = f"{internal}{described(error)}".splitlines()[0]
             sentence += f"; see the traceback in {to / 'error.txt'}"
         curve, kind = judge.curve if judge else (), type(error).__name__
         failed = RunOutcome(run, to, error=sentence, kind=kind, cause=error, curve=curve)

@@ -109,21 +109,22 @@ def run_request(
     log: str | Sequence[str] = (),
     jobs: int | str = 1,
     tested: Json | None = None,
+    overwrite: bool = False,
 ) -> Comparison:
     """Run all unfinished runs in the folder, compare them, and write the tables into it.
 
     `tested` overrides the options of the tests (against, metric, alpha) for this call. The study
-    and its tables keep their own options.
+    and its tables keep their own options. `overwrite` deletes an earlier study in the folder.
     """
     shown = msgspec.structs.replace(request, **(tested or {}))
     runs = plan.make_runs(request, methods or {}, data or {})
     federations = FederationCache()
     check_folder(folder, resuming=True)
-    plan.check(shown, runs, folder, federations)
+    plan.check(shown, runs, None if overwrite else folder, federations)
     about = {"kind": "compare", "command": command(request, folder)}
     about["request"] = msgspec.to_builtins(request)
     how: Json = {"observer": observer, "federations": federations, "log": log, "jobs": jobs}
-    outcomes = run_study(folder, runs, about=about, **how)
+    outcomes = run_study(folder, runs, about=about, overwrite=overwrite, **how)
     found = make_comparison(outcomes, request, folder)
     found.to_csv(folder / "compare.csv")
     found.to_markdown(folder / "compare.md")
