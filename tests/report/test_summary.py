@@ -71,6 +71,19 @@ def test_the_level_of_guessing_and_the_threshold_are_on_the_page(tmp_path: Path)
     assert f"alert if the probability is at least {threshold:.3g} (max_f1" in parts["accuracy"]
 
 
+def test_a_metric_of_one_class_names_the_class(tmp_path: Path) -> None:
+    atoll.compare(["local", "fedavg"], DATA, metric="recall", clients=2, rounds=1, out=tmp_path)
+    found = collect([tmp_path])
+    for one in found.shown:
+        one.run.result.federation["class_names"] = ["fraud", "ok"]
+    parts = views(found)
+    assert "highest mean test recall of class ok: " in parts["recall"]
+    assert "<caption>Test recall of class ok, in percent</caption>" in parts["recall"]
+    assert "Test recall of class ok of every client with" in parts["recall"]
+    assert "of class" not in parts["accuracy"]
+    assert main_table(found).title == "Test recall of class ok, in percent"
+
+
 def test_every_client_has_its_gain_and_the_worst_is_marked(compared: Path) -> None:
     found = collect([compared])
     text = views(found)["AUC"]

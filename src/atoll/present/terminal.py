@@ -191,6 +191,7 @@ def result_table(results: list[Result]) -> Group:
         + ("; mean ± standard deviation over seeds. " if config.seeds > 1 else ". ")
         + "scored: the model that accuracy and F1 evaluate; local: the client's model right after "
         "local training; MB: training traffic, up and down, without evaluation."
+        + (f" positive class: {name}." if (name := first.positive_class()) else "")
     )
     kept = "scores stay at the sites (scores.csv); scores=told sends them in the clear"
     notes = []

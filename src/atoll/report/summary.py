@@ -62,7 +62,7 @@ def _findings(found: Collection) -> list[str]:
             continue
         names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
         verb = "reaches a" if len(known) == 1 else f"ha{'ve' if best[1:] else 's'} the highest mean"
-        line = f"On {escape(column)}, {names} {verb} test {label_of(group[0].metric)}: "
+        line = f"On {escape(column)}, {names} {verb} test {group[0].label}: "
         line += f"<b>{table.printed(best[0], head).plain} %</b>".replace(" ", "\u00a0")
         if (alone := results.alone_in(group)) and alone.row in known and alone.row not in best:
             gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
@@ -85,7 +85,7 @@ def _chance(one: ReportedRun) -> str:
 
 def _ranking(group: Sequence[ReportedRun]) -> str:
     """Show the seeds of every method on one scale."""
-    key, name = f"test_{group[0].metric}", label_of(group[0].metric)
+    key, name = f"test_{group[0].metric}", group[0].label
     seeds = {one: results.percents(one, key) for one in group if results.percents(one, key)}
     if not seeds:
         return ""
@@ -112,7 +112,7 @@ def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
 
 def _gains(group: Sequence[ReportedRun]) -> str:
     """Show each client's score with the best method and its gain over local training."""
-    metric, alone = group[0].metric, results.alone_in(group)
+    alone = results.alone_in(group)
     best = results.best_of([one for one in group if one is not alone] or group)
     own, result = results.by_client(best), best.run.result
     if not np.isfinite(own).any() or len(own) > MAX_ROWS:
@@ -129,7 +129,7 @@ def _gains(group: Sequence[ReportedRun]) -> str:
             cell = Number(gain / 100).cell(sign="+")
             red = f'<span class="warn">{cell.text}</span>' if gain < 0 else ""
             row += [number_text(score, 1), replace(cell, html=red)]
-    title = f"Test {label_of(metric)} of every client with {best.row}, in percent"
+    title = f"Test {best.label} of every client with {best.row}, in percent"
     note = [] if result.named else [results.ANEW]
     return html(make_table(heads, rows, title=title, notes=note), label=f"{group[0].column}: gains")
 

@@ -26,6 +26,8 @@ def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Tabl
     found, given = [], set[str]()  # print a note of several tables only once
     for table in tables:
         notes = [*_which_test(table, alpha), *_scored_models(table)]
+        if positive := table.about.get("positive_class"):
+            notes.append(f"Positive class: {positive}.")
         notes = [note for note in notes if note not in given]
         given.update(notes)
         failed = [f"Failed: {row.method}: {row.error}" for row in table.rows if row.error]
