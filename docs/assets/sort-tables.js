@@ -25,3 +25,14 @@ document.querySelectorAll(".sortable table").forEach((table) => {
     head.addEventListener("keydown", (event) => event.key === "Enter" && sort(head, column));
   });
 });
+
+// The Tab key reaches tables and code that scroll sideways, so that arrow keys scroll them.
+const reach = () => document.querySelectorAll(".md-typeset__scrollwrap, .md-content pre > code").forEach((region) => {
+  const scrolls = region.scrollWidth > region.clientWidth;
+  region.toggleAttribute("tabindex", scrolls);
+  if (!scrolls) return;
+  region.tabIndex = 0;
+  region.setAttribute("role", "region");
+  region.setAttribute("aria-label", region.localName === "code" ? "Code" : "Table");
+});
+["load", "resize"].forEach((event) => addEventListener(event, reach));

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import inspect
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,6 +45,28 @@ def test_every_public_name_is_on_the_page() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     for name in (*PUBLIC, "testing.check_method"):
         assert f"\n::: atoll.{name}\n" in page, f"docs/api.md lacks ::: atoll.{name}"
+
+
+def types_of(function: Callable[..., object]) -> set[type]:
+    """Classes of Atoll that a function returns, or that its argument `observer` takes."""
+    home, words = vars(sys.modules[inspect.unwrap(function).__module__]), function.__annotations__
+    told = re.findall(r"\w+", f"{words['return']} {words.get('observer', '')}")
+    found = {home[name] for name in told if isinstance(home.get(name), type)}
+    return {one for one in found if one.__module__.startswith("atoll.")}
+
+
+def test_the_types_of_public_functions_and_the_networks_are_on_the_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    functions = [found for found in PUBLIC.values() if inspect.isfunction(inspect.unwrap(found))]
+    found = set().union(*map(types_of, functions))
+    assert {"Comparison", "TuningResult", "Source", "Observer", "StudyObserver", "Result"} <= {
+        one.__name__ for one in found
+    }
+    for one in found:
+        places = f"::: {one.__module__}.{one.__name__}\n", f"::: atoll.{one.__name__}\n"
+        assert any(place in page for place in places), f"docs/api.md lacks {places[0]}"
+    for net in atoll.nn.NETS.values():
+        assert f"\n::: atoll.nn.{net.__name__}\n" in page
 
 
 @pytest.mark.parametrize("name", VOCABULARY)

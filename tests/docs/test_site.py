@@ -105,6 +105,10 @@ for (let text; text = texts.nextNode();) {
       faults.push("a broken word: " + word[0]);
   }
 }
+for (const region of document.querySelectorAll(".md-content *"))
+  if (/auto|scroll/.test(getComputedStyle(region).overflowX) && region.tabIndex < 0
+      && region.scrollWidth > region.clientWidth + 1)
+    faults.push("no key reaches: " + region.textContent.trim().slice(0, 60));
 const levels = [...document.querySelectorAll(".md-content :is(h1, h2, h3, h4)")];
 levels.map((one) => +one.tagName[1]).forEach((level, place, all) => {
   if (level > (all[place - 1] ?? 0) + 1) faults.push("a level of headings is skipped");

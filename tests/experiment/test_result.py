@@ -19,6 +19,7 @@ from atoll.experiment import result as tables
 from atoll.experiment.config import make_config
 from atoll.experiment.history import BEST_CACHED, History
 from atoll.experiment.metrics import METRICS
+from atoll.experiment.problem import frequent_positive
 from atoll.experiment.result import Result, SeedResult, read_history, read_table
 from atoll.present.terminal import plain_text, result_table
 
@@ -78,6 +79,33 @@ def test_a_model_that_learnt_nothing_is_warned_of():
     assert "the best round is the first, so that training did not help" in said
     assert blown.summary()["warnings"] == blown.warnings()
     assert "fedavg: the best round is the first" in plain_text(result_table([blown]))
+
+
+def test_the_positive_class_of_a_metric_is_named(tmp_path):
+    lines = [f"{i},{'north' if i % 2 else 'south'},{i % 5},{'ok' if i % 5 else 'fraud'}"
+             for i in range(80)]  # fmt: skip
+    edges = [f"{i},{(i + 4) % 80}" for i in range(80)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,branch,amount,label", *lines]))
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    how = {"data": str(tmp_path), "partition": "column:branch", "rounds": 2, "metric": "recall"}
+    result = atoll.run("fedavg", **how)
+    assert "positive class: ok." in " ".join(plain_text(result_table([result])).split())
+    assert result.summary()["positive_class"] == result.positive_class() == "ok"
+    assert result.positive_class("accuracy") == result.positive_class("brier") == ""
+    other = atoll.run("fedavg", positive="fraud", **how)
+    assert other.positive_class() == "fraud"
+    plain = atoll.run("fedavg", **{**how, "metric": "auc"})
+    assert plain.positive_class() == ""
+    assert "positive class" not in plain_text(result_table([plain]))
+    study = atoll.compare(["local", "fedavg"], **how)
+    assert "Positive class: ok." in str(study)
+    config = result.config
+    federation = atoll.partition(atoll.load(str(tmp_path)), "random", clients=2)
+    (note,) = frequent_positive(config, federation, "recall", 1)
+    assert note == "positive class is 'ok', the frequent one; choose another with --positive"
+    assert frequent_positive(config, federation, "accuracy", 1) == []
+    assert frequent_positive(config, federation, "recall", 0) == []
+    assert frequent_positive(other.config, federation, "recall", 1) == []
 
 
 def test_the_earliest_best_round_is_picked_and_clients_weigh_by_their_test_nodes() -> None:

@@ -363,6 +363,20 @@ def test_everything_that_can_be_reached_has_a_name_and_a_visible_focus(browser, 
     assert width == "3px"
 
 
+def test_the_keyboard_reaches_all_that_scrolls(browser, path):
+    browser.size(390)
+    browser.open(path)
+    for name in ("summary", "technical"):
+        faults = browser.run(
+            f"""document.getElementById("{name}-page").checked = true;
+                return [...document.querySelectorAll("body *")].filter(e => e.tabIndex < 0 &&
+                  /auto|scroll/.test(getComputedStyle(e).overflowX) &&
+                  e.scrollWidth > e.clientWidth + 1 && !e.querySelector("a, [tabindex='0']"))
+                  .map(e => e.outerHTML.slice(0, 80))"""
+        )
+        assert faults == []
+
+
 def test_it_prints_on_white_paper_with_everything_unfolded(browser, path):
     browser.size(1440, dark=True)
     browser.open(path)

@@ -30,13 +30,15 @@ def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
     shown = collect([tmp_path / "study"])
     table = main_table(shown)
     assert (table.title, table.metric) == (
-        "Test average precision, in percent",
+        "Test average precision of class 1, in percent",
         "test_average_precision",
     )
     head = next(iter(table.columns))
     assert table.cell(best.method, head).mean == best.mean
     text = page(shown)
-    assert f"<b>{best.method}</b> has the highest mean test average precision: <b>" in text
+    assert (
+        f"<b>{best.method}</b> has the highest mean test average precision of class 1: <b>" in text
+    )
     assert "average precision)</dt>" in text  # the tests
     assert "pooled over clients, at the round" in text
     assert "average precision in percent" in found.latex()

@@ -71,6 +71,19 @@ def test_the_level_of_guessing_and_the_threshold_are_on_the_page(tmp_path: Path)
     assert f"alert if the probability is at least {threshold:.3g} (max_f1" in parts["accuracy"]
 
 
+def test_a_metric_of_one_class_names_the_class(tmp_path: Path) -> None:
+    atoll.compare(["local", "fedavg"], DATA, metric="recall", clients=2, rounds=1, out=tmp_path)
+    found = collect([tmp_path])
+    for one in found.shown:
+        one.run.result.federation["class_names"] = ["fraud", "ok"]
+    parts = views(found)
+    assert "highest mean test recall of class ok: " in parts["recall"]
+    assert "<caption>Test recall of class ok, in percent</caption>" in parts["recall"]
+    assert "Test recall of class ok of every client with" in parts["recall"]
+    assert "of class" not in parts["accuracy"]
+    assert main_table(found).title == "Test recall of class ok, in percent"
+
+
 def test_every_client_has_its_gain_and_the_worst_is_marked(compared: Path) -> None:
     found = collect([compared])
     text = views(found)["AUC"]
@@ -92,6 +105,32 @@ def test_every_client_has_its_gain_and_the_worst_is_marked(compared: Path) -> No
         assert float(numbers[3]) == pytest.approx(gain, abs=0.051)
         assert numbers[3][0] in "+-"
         assert ('class="warn"' in cells) == (gain < 0)
+
+
+def test_the_ranking_is_best_first_and_the_tests_are_below_it(compared: Path) -> None:
+    found = collect([compared])
+    text, table = views(found)["AUC"], main_table(found)
+    ranking = text.partition("<caption>Test AUC, in percent</caption>")[2]
+    rows = re.findall(r'<th scope="row"><span class="chip c\d"></span>(.*?)</th>', ranking)
+    names = [row.removesuffix(" (no federation)") for row in rows]
+    means = [table.cell(name, table.columns[0]).mean for name in names]
+    assert means == sorted(means, reverse=True)
+    assert "local (no federation)" in rows
+    assert text.index("</table>") < text.index("too few to tell") < text.rindex("<table>")
+    assert ">local</th>" in text
+    assert "alone" not in text
+
+
+def test_one_seed_has_no_strip_and_equal_names_are_joined(tmp_path: Path) -> None:
+    how = {"clients": 3, "rounds": 1, "epochs": 1, "seeds": 1}
+    atoll.compare(["local", "fedavg", "fedprox", "moon"], DATA, out=tmp_path, **how)
+    found = collect([tmp_path])
+    assert "seeds, mean ± std" not in summary(found)
+    assert "client 3 of one seed is not" not in summary(found)
+    for one in found.shown:
+        one.run.summary["metrics"]["test_accuracy"]["per_seed"] = [0.5]
+    names = "<b>local</b>, <b>fedavg</b>, <b>fedprox</b> and <b>moon</b> have the highest mean"
+    assert names in summary(found)
 
 
 def test_names_of_clients_take_the_place_of_numbers(compared: Path) -> None:

@@ -52,6 +52,11 @@ class Metric:
         return self.of_bins is not None
 
     @property
+    def of_class(self) -> bool:
+        """Whether it depends on the choice of the positive class (an error does not)."""
+        return self.pooled and self.higher
+
+    @property
     def over(self) -> str:
         """How one number is computed from the clients' numbers."""
         return "pooled over clients" if self.pooled else "mean over clients"

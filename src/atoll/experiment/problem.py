@@ -39,7 +39,7 @@ from atoll.experiment.config import (
 )
 from atoll.experiment.fingerprint import data_fingerprint
 from atoll.experiment.hardware import available_memory
-from atoll.experiment.metrics import label_of
+from atoll.experiment.metrics import find_metric, label_of
 from atoll.experiment.model import read_encoder
 from atoll.experiment.newcomer import set_apart
 from atoll.experiment.protocols import Protocol
@@ -311,14 +311,9 @@ def nearly_single_class(
     federation: Federation, metric: str = "accuracy", positive: int = 1
 ) -> list[str]:
     """Return a warning if one class dominates at the clients, otherwise []. Skip lazy graphs."""
-    if isinstance(federation.graphs, LazyGraphs):
-        return []  # reading every client would take long
-    shares, every = [], torch.zeros(federation.classes)
-    for graph in federation.graphs:
-        known = graph.at_roots(graph.train + graph.val + graph.test) > 0
-        counts = graph.at_roots(graph.y)[known].bincount(minlength=federation.classes)
-        shares += [float(counts.max() / counts.sum())] if counts.sum() else []
-        every += counts
+    counts = _class_counts(federation)
+    shares = [float(own.max() / own.sum()) for own in counts if own.sum()]
+    every = sum(counts, torch.zeros(federation.classes))
     mean = sum(shares) / max(len(shares), 1)
     advice = "compare accuracies with that number"
     if metric == "average_precision":
@@ -333,6 +328,27 @@ def nearly_single_class(
         f"is right for {100 * mean:.0f} % of its {federation.task.plural} on average; {advice}"
     )
     return [] if mean < NEARLY else [warning]
+
+
+def _class_counts(federation: Federation) -> list[Tensor]:
+    """Return each client's number of known items by class. Skip lazy graphs, which take long."""
+    found = list[Tensor]()
+    for graph in () if isinstance(federation.graphs, LazyGraphs) else federation.graphs:
+        known = graph.at_roots(graph.train + graph.val + graph.test) > 0
+        found.append(graph.at_roots(graph.y)[known].bincount(minlength=federation.classes))
+    return found
+
+
+def frequent_positive(
+    config: RunConfig, federation: Federation, metric: str, positive: int
+) -> list[str]:
+    """Return a note if the default positive class is the frequent one and matters, otherwise []."""
+    matters = find_metric(metric).of_class or config.threshold is not None
+    every = sum(_class_counts(federation), torch.zeros(federation.classes))
+    if config.positive is not None or not matters or 2 * every[positive] <= every.sum():
+        return []
+    name = federation.class_names[positive]
+    return [f"positive class is '{name}', the frequent one; choose another with --positive"]
 
 
 def uneven_features(federation: Federation) -> list[str]:

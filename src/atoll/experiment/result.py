@@ -161,6 +161,15 @@ class Result:
         """The names of the classes. Empty if the data do not name them."""
         return known_names(self.federation, "class")
 
+    def positive_class(self, metric: str | None = None) -> str:
+        """Return the positive class's name if the metric depends on it, otherwise "".
+
+        The default is the metric that selects the round; a threshold for alerts also depends on it.
+        """
+        alerts = metric is None and self.config.threshold is not None
+        needed = alerts or find_metric(metric or self.metric).of_class
+        return (self.class_names or ("0", "1"))[self.positive] if needed else ""
+
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return every reported number: mean, standard deviation and the value of each seed."""
         table: dict[str, list[float]] = defaultdict(list)
@@ -288,6 +297,7 @@ class Result:
             "seeds": len(self.seeds),
             "seed": self.seeds[0].seed,
             "scored": self.scored,
+            **({"positive_class": name} if (name := self.positive_class()) else {}),
             "metrics": self.metrics(),
             "seconds": self.seconds(),
             "bytes": self.bytes(),

@@ -320,6 +320,7 @@ class RunPlan:
         notes = [
             *notes,
             *problems.nearly_single_class(federation, *wanted),
+            *problems.frequent_positive(self.config, federation, *wanted),
             *([short] if short else []),
         ]
         if self.data is not None or is_own(self.config.data):

@@ -190,7 +190,8 @@ def result_table(results: list[Result]) -> Group:
         f"Test {'graphs' if 'graphs' in first.federation else 'nodes'}, in percent, {how}"
         + ("; mean ± standard deviation over seeds. " if config.seeds > 1 else ". ")
         + "scored: the model that accuracy and F1 evaluate; local: the client's model right after "
-        "local training; MB: training traffic, up and down, without evaluation."
+        "local training; MB: training traffic, up and down, without evaluation"
+        + (f"; positive class: {name}." if (name := first.positive_class()) else ".")
     )
     kept = "scores stay at the sites (scores.csv); scores=told sends them in the clear"
     notes = []
@@ -271,6 +272,11 @@ def result_rows(results: list[Result]) -> Table:
 def counted(number: int, thing: str) -> str:
     """Format a count: `1 round`, `2 rounds`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def percent(metrics: dict[str, dict[str, Any]], name: str) -> str:

@@ -62,6 +62,12 @@ class ReportedRun:
         """The metric of its study or federation, or else of the run."""
         return self.chosen or self.run.result.metric
 
+    @property
+    def label(self) -> str:
+        """The metric's label, with the name of a positive class that it depends on."""
+        name = self.run.result.positive_class(self.metric)
+        return label_of(self.metric) + (f" of class {name}" if name else "")
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -275,7 +281,8 @@ def main_table(found: Collection) -> ResultTable:
     """Make the main table of the report, with the metric of each federation."""
     metrics = {column: found.group(column)[0].metric for column in found.columns}
     several = set(metrics.values()) != {"accuracy"}
-    heads = {c: f"{c} ({label_of(metrics[c])})" if several else c for c in found.columns}
+    labels = {column: found.group(column)[0].label for column in found.columns}
+    heads = {c: f"{c} ({labels[c]})" if several else c for c in found.columns}
     cells = {
         (one.row, heads[one.column]): number_of(one.run.summary["metrics"], f"test_{one.metric}")
         for one in found.shown
@@ -288,7 +295,8 @@ def main_table(found: Collection) -> ResultTable:
         for column in places or (found.columns if len(found.columns) == 1 else ()):
             cells.setdefault((row, heads[column]), Number(why=gap.kind))
     only = next(iter(metrics.values())) if len(set(metrics.values())) == 1 else "score"
-    name, columns = "score" if only == "score" else label_of(only), tuple(heads.values())
+    names, columns = {*labels.values()}, tuple(heads.values())
+    name = names.pop() if len(names) == 1 else "score" if only == "score" else label_of(only)
     title, how = f"Test {name}, in percent", how_scored(found)
     table = ResultTable(title, tuple(rows), columns, cells, how, metric=f"test_{only}")
     return replace(table, bounds=found.bounds)

@@ -12,6 +12,7 @@ from atoll import __version__
 from atoll.experiment.config import config_text
 from atoll.experiment.metrics import COMPARED
 from atoll.present.tables import html, make_table
+from atoll.present.terminal import listed
 from atoll.report.collect import Collection
 from atoll.report.maps import heterogeneity, relations
 from atoll.report.printed import printed
@@ -127,12 +128,12 @@ def default_title(found: Collection) -> str:
     """Describe the runs in one line."""
     if found.reproductions:
         tables = [f"{one.paper.name}, table {one.table}" for one in found.reproductions]
-        return f"{' and '.join(dict.fromkeys(tables))}, again"
+        return f"{listed(list(dict.fromkeys(tables)))}, again"
     if found.tried:
         names = list(dict.fromkeys(one.method for one in found.tried))
-        on = f" on {' and '.join(found.columns)}" if found.columns else ""
-        return f"{' and '.join(names)}, tuned{on}"
+        on = f" on {listed(found.columns)}" if found.columns else ""
+        return f"{listed(names)}, tuned{on}"
     methods, sets = found.rows, found.columns
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
-    on = " and ".join(sets) if len(sets) < 4 else f"{len(sets)} federations"
+    on = listed(sets) if len(sets) < 4 else f"{len(sets)} federations"
     return f"{what} on {on}"

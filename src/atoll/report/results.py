@@ -28,10 +28,12 @@ ANEW = (
 )
 
 
-def by_federation(found: Collection, write: Callable[[list[ReportedRun]], str]) -> str:
+def by_federation(
+    found: Collection, write: Callable[[list[ReportedRun]], str], more: str = ""
+) -> str:
     """Write a part for the runs of each federation below its name, and skip empty parts."""
     parts = [(column, write(found.group(column))) for column in found.columns]
-    return "".join(f"<h3>{escape(column)}</h3>{part}" for column, part in parts if part)
+    return "".join(f"<h3>{escape(column)}{more}</h3>{part}" for column, part in parts if part)
 
 
 def name_cell(one: ReportedRun) -> Cell:

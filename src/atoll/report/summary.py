@@ -13,7 +13,7 @@ from atoll.experiment.metrics import COMPARED, guessing, label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import MAX_ROWS, Axis, Dots, Line, Mark, colour_of, dash_of, number_text
 from atoll.present.tables import Cell, Column, Number, html, make_table, number_of
-from atoll.present.terminal import alert_line, counted
+from atoll.present.terminal import alert_line, counted, listed
 from atoll.report import results
 from atoll.report.collect import Collection, ReportedRun, main_table
 
@@ -39,16 +39,21 @@ def summary(found: Collection) -> str:
 
 
 def _view(found: Collection) -> str:
-    lines = [f'<p class="answer">{line}</p>' for line in _findings(found)]
-    tests = [line for told in found.verdicts.values() for line in told]
-    own = [one.run.result for one in found.shown if one.metric == one.run.result.metric]
-    tests += [line for result in own for line in result.after_training()]
+    answer = "".join(f'<p class="answer">{line}</p>' for line in _findings(found))
+    tests = list[str]()
+    for name, told in found.verdicts.items():
+        own = [line for line in told if not line.startswith(TECHNICAL)]
+        where = f"{name}: " if len(found.verdicts) > 1 else ""
+        tests += [line if line.startswith("On ") else where + line for line in own]
+    main = [one.run.result for one in found.shown if one.metric == one.run.result.metric]
+    tests += [line for result in main for line in result.after_training()]
     for best in (results.best_of(found.group(column)) for column in found.columns):
         tests += [f"{best.row}: {line}." for line in alert_line(best.run.result)]
-    lines += [f"<p>{escape(line)}</p>" for line in tests if not line.startswith(TECHNICAL)]
+    said = [f"<p>{escape(line)}</p>" for line in tests]
     if len(found.columns) > MAX_FEDERATIONS:
-        return "".join(lines) + html(main_table(found).table())
-    return "".join(lines) + results.by_federation(found, lambda g: _ranking(g) + _gains(g))
+        return answer + html(main_table(found).table()) + "".join(said)
+    parts = [answer, results.by_federation(found, _ranking), *said]
+    return "".join([*parts, results.by_federation(found, _gains, ": clients")])
 
 
 def _findings(found: Collection) -> list[str]:
@@ -60,13 +65,13 @@ def _findings(found: Collection) -> list[str]:
         best = [row for row in known if row in table.best(head)] or known[:1]
         if not best:
             continue
-        names = " and ".join(f"<b>{escape(name)}</b>" for name in best)
+        names = listed([f"<b>{escape(name)}</b>" for name in best])
         verb = "reaches a" if len(known) == 1 else f"ha{'ve' if best[1:] else 's'} the highest mean"
-        line = f"On {escape(column)}, {names} {verb} test {label_of(group[0].metric)}: "
+        line = f"On {escape(column)}, {names} {verb} test {group[0].label}: "
         line += f"<b>{table.printed(best[0], head).plain} %</b>".replace(" ", "\u00a0")
         if (alone := results.alone_in(group)) and alone.row in known and alone.row not in best:
             gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
-            line += f", {gain:.1f} points above training alone"
+            line += f", {gain:.1f} points above local training"
         lines.append(f"{line}.{_chance(group[0])}")
         scored = {one.row: one.run.result.scored for one in group}
         lines += [f"{escape(row)} {WINS}." for row in best if scored[row] == NOT_FEDERATED]
@@ -84,17 +89,24 @@ def _chance(one: ReportedRun) -> str:
 
 
 def _ranking(group: Sequence[ReportedRun]) -> str:
-    """Show the seeds of every method on one scale."""
+    """Show the score of every method, best first. Show several seeds on one scale."""
     key, name = f"test_{group[0].metric}", label_of(group[0].metric)
     seeds = {one: results.percents(one, key) for one in group if results.percents(one, key)}
     if not seeds:
         return ""
+    order = sorted(seeds, key=lambda one: -np.mean(seeds[one]))
     axis = results.strip_axis([v for values in seeds.values() for v in values], 0.08)
-    scores = {one: number_of(one.run.summary["metrics"], key).cell() for one in seeds}
-    drawn = {one: Cell(html=seeds_strip(seeds[one], axis, one.style)) for one in seeds}
-    rows = [[results.name_cell(one), scores[one], drawn[one]] for one in seeds]
-    strips = Column("seeds, mean ± std", below=svg.scale_html(axis))
-    table = make_table(["method", name, strips], rows, title=f"Test {name}, in percent")
+    heads: list[str | Column] = ["method", name]
+    rows = list[list[Cell]]()
+    for one in order:
+        mark = " (no federation)" if one is results.alone_in(group) else ""
+        named, score = results.name_cell(one), number_of(one.run.summary["metrics"], key).cell()
+        rows.append([replace(named, html=named.html + mark), score])
+    if max(map(len, seeds.values())) > 1:
+        heads.append(Column("seeds, mean ± std", below=svg.scale_html(axis)))
+        for row, one in zip(rows, order, strict=True):
+            row.append(Cell(html=seeds_strip(seeds[one], axis, one.style)))
+    table = make_table(heads, rows, title=f"Test {group[0].label}, in percent")
     return html(table, label=f"{group[0].column}: {name} of every method")
 
 
@@ -112,7 +124,7 @@ def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
 
 def _gains(group: Sequence[ReportedRun]) -> str:
     """Show each client's score with the best method and its gain over local training."""
-    metric, alone = group[0].metric, results.alone_in(group)
+    alone = results.alone_in(group)
     best = results.best_of([one for one in group if one is not alone] or group)
     own, result = results.by_client(best), best.run.result
     if not np.isfinite(own).any() or len(own) > MAX_ROWS:
@@ -124,13 +136,13 @@ def _gains(group: Sequence[ReportedRun]) -> str:
         badge = ' <span class="badge">lowest</span>' if score == np.nanmin(own) else ""
         rows.append([Cell(name, html=escape(name) + badge), f"{size:,}", number_text(score, 1)])
     if len(before) == len(own):
-        heads += ["alone", "gain"]
+        heads += ["local", "gain"]
         for row, score, gain in zip(rows, before, own - before, strict=True):
             cell = Number(gain / 100).cell(sign="+")
             red = f'<span class="warn">{cell.text}</span>' if gain < 0 else ""
             row += [number_text(score, 1), replace(cell, html=red)]
-    title = f"Test {label_of(metric)} of every client with {best.row}, in percent"
-    note = [] if result.named else [results.ANEW]
+    title = f"Test {best.label} of every client with {best.row}, in percent"
+    note = [] if result.named or len(result.seeds) < 2 else [results.ANEW]
     return html(make_table(heads, rows, title=title, notes=note), label=f"{group[0].column}: gains")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from atoll.experiment.baseline import BOUND, KINDS, NOT_FEDERATED, POOLED, WINS
 from atoll.present import tables as present
 from atoll.present.tables import DASH, Cell, Column, Table, make_table
-from atoll.present.terminal import counted
+from atoll.present.terminal import counted, listed
 from atoll.studies.compare import statistics
 from atoll.studies.compare.plan import ComparisonRequest
 from atoll.studies.compare.statistics import ALPHA, PairedTest, least_pairs
@@ -26,6 +26,8 @@ def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Tabl
     found, given = [], set[str]()  # print a note of several tables only once
     for table in tables:
         notes = [*_which_test(table, alpha), *_scored_models(table)]
+        if positive := table.about.get("positive_class"):
+            notes.append(f"Positive class: {positive}.")
         notes = [note for note in notes if note not in given]
         given.update(notes)
         failed = [f"Failed: {row.method}: {row.error}" for row in table.rows if row.error]
@@ -78,7 +80,7 @@ def _findings(table: ComparisonTable, alpha: float) -> list[str]:
     for better, word in ((False, "better"), (True, "worse")):
         tests = [test for test in apart if (test.sign > 0) == better]
         if names := [f"{t.name} ({_points(-t.difference)}, {p_text(t.p, alpha)})" for t in tests]:
-            found.append(f"{table.reference} is {word} than {_and(names)}.")
+            found.append(f"{table.reference} is {word} than {listed(names)}.")
     found += _too_few([test for test in table.tests if not test.different], table, alpha)
     if (ranks := table.rank_test) is not None:
         words = "do not differ significantly in rank."
@@ -115,8 +117,9 @@ def _too_few(tests: Sequence[PairedTest], table: ComparisonTable, alpha: float) 
     seeds = [_seeds_for(test, table) for test in tests]
     most = "more than" if any(test.needed is None for test in tests) else "about"
     gaps = sorted(test.difference for test in tests)
+    names = listed([test.name for test in tests])
     return [
-        f"{counted(table.seeds, 'seed')} are too few to tell {_and([t.name for t in tests])} from "
+        f"{counted(table.seeds, 'seed')} are too few to tell {names} from "
         f"{table.reference} ({_points(gaps[0])} to {_points(gaps[-1])}); {most} {max(seeds)} seeds "
         f"would show all of these differences, and {min(seeds)} the clearest."
     ]
@@ -151,13 +154,13 @@ def _scored_models(table: ComparisonTable) -> list[str]:
     for row in table.rows:
         if row.finished and row.scored not in KINDS:
             kinds.setdefault(row.scored, []).append(row.method)
-    listed = [f"the {kind} model of {_and(names)}" for kind, names in kinds.items()]
+    models = [f"the {kind} model of {listed(names)}" for kind, names in kinds.items()]
     baselines = [row.method for row in table.rows if row.scored in KINDS]
     pooled = [row.method for row in table.rows if row.scored == POOLED]
     notes = {
-        f"Scored: {'; '.join(listed)}.": len(kinds) > 1,
-        f"Not federated, only for comparison: {_and(baselines)}.": baselines,
-        f"Trained on the pooled data of all clients, without privacy: {_and(pooled)}.": pooled,
+        f"Scored: {'; '.join(models)}.": len(kinds) > 1,
+        f"Not federated, only for comparison: {listed(baselines)}.": baselines,
+        f"Trained on the pooled data of all clients, without privacy: {listed(pooled)}.": pooled,
     }
     return [note for note, applies in notes.items() if applies]
 
@@ -175,10 +178,6 @@ def p_text(p: float, alpha: float = ALPHA) -> str:
 def _points(value: float, std: float | None = None) -> str:
     spread = "" if std is None else f" ± {100 * std:.1f}"
     return f"{100 * value:+.1f}{spread} points".replace("-", "−")
-
-
-def _and(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _where(table: ComparisonTable) -> str:

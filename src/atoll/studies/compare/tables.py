@@ -66,7 +66,7 @@ class ComparisonTable:
     seeds: int
     rows: tuple[ComparedRow, ...]
     problems: int = 1  # blocks per seed: 1, except in the table over all problems
-    about: Json = field(default_factory=dict)  # partition, split, protocol and rounds
+    about: Json = field(default_factory=dict)  # partition, split, protocol, rounds, positive_class
     reference: str | None = None  # the reference method of the tests
     tests: tuple[PairedTest, ...] = ()  # each other method against the reference
     rank_test: RankTest | None = None  # of all methods, or None with too few blocks or methods
@@ -103,7 +103,8 @@ def compare_problem(
     # A baseline has no rounds, so a method describes the problem if possible.
     federated = [one for one in summaries if one["scored"] not in KINDS]
     shown = next(iter(federated or summaries), None)
-    about = {key: shown and shown[key] for key in ("partition", "split", "protocol", "rounds")}
+    keys = ("partition", "split", "protocol", "rounds", "positive_class")
+    about = {key: shown and shown.get(key) for key in keys}
     clients = shown["clients"] if shown else clients
     seeds, same = group[0].run.config.seeds, _same_clients(rows, winners)
     table = ComparisonTable(data, clients, metric, seeds, same, about=about)
