@@ -137,8 +137,8 @@ def cache(clear: bool) -> None:
     *FEDERATION,
     SEED_OF_DATA,
     option("--out FILE", "Write the federation to FILE, which must be new.", PATH, required=True),
-    example="atoll partition --data cora --clients 10 --out cora10.atoll, then "
-    "atoll run fedavg --data cora10.atoll, here or elsewhere",
+    example="atoll partition --data cora --clients 10 --out cora10.atoll && "
+    "atoll run fedavg --data cora10.atoll",
 )
 def partition(out: Path, **given: object) -> None:
     """Divide data as `atoll run` does, and save the federation in one file (--data FILE)."""
