@@ -66,7 +66,7 @@ def _findings(found: Collection) -> list[str]:
         line += f"<b>{table.printed(best[0], head).plain} %</b>".replace(" ", "\u00a0")
         if (alone := results.alone_in(group)) and alone.row in known and alone.row not in best:
             gain = 100 * (table.cell(best[0], head).mean - table.cell(alone.row, head).mean)
-            line += f", {gain:.1f} points above training alone"
+            line += f", {gain:.1f} points above local training"
         lines.append(f"{line}.{_chance(group[0])}")
         scored = {one.row: one.run.result.scored for one in group}
         lines += [f"{escape(row)} {WINS}." for row in best if scored[row] == NOT_FEDERATED]
@@ -124,7 +124,7 @@ def _gains(group: Sequence[ReportedRun]) -> str:
         badge = ' <span class="badge">lowest</span>' if score == np.nanmin(own) else ""
         rows.append([Cell(name, html=escape(name) + badge), f"{size:,}", number_text(score, 1)])
     if len(before) == len(own):
-        heads += ["alone", "gain"]
+        heads += ["local", "gain"]
         for row, score, gain in zip(rows, before, own - before, strict=True):
             cell = Number(gain / 100).cell(sign="+")
             red = f'<span class="warn">{cell.text}</span>' if gain < 0 else ""
