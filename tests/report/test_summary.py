@@ -51,6 +51,8 @@ def test_the_answer_the_chart_and_the_tests_are_in_the_studys_metric(compared: P
     assert "too few to tell" not in parts["accuracy"]
     assert "highest mean test accuracy" in parts["accuracy"]
     assert "AUC" not in parts["accuracy"]
+    assert "alone" not in summary(found)
+    assert re.search(r"<th[^>]*>local</th>", summary(found))
     assert "Wilcoxon" not in summary(found)
     assert "Wilcoxon" in page(found)  # on the technical page
 

@@ -259,7 +259,7 @@ def test_memory_for_two_runs_of_five(monkeypatch) -> None:
     seen: dict[int, int] = {}
     runs = run_together(experiments, on_round=lambda at, h: seen.update({at: h.rounds}))
     same(runs, [experiment.run() for experiment in experiments], 1e-6)
-    assert tried == [5, 2, 3, 2]  # and one alone
+    assert tried == [5, 2, 3, 2]  # and one by itself
     assert seen == dict.fromkeys(range(5), 5)
 
 

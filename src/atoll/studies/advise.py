@@ -84,7 +84,7 @@ class Advice:
         short = f"short runs of {self.rounds} of {self.wanted} rounds"
         runs = f"runs of {self.rounds} rounds" if self.rounds == self.wanted else short
         said = [f"Recommended: {self.choice}, after {runs}."]
-        for over, meaning in zip(REFERENCES, (" (training alone)", ""), strict=True):
+        for over, meaning in zip(REFERENCES, (" training", ""), strict=True):
             if (test := of.get((self.choice, over))) is not None:
                 gain = f"Expected gain over {over}{meaning}: {_points(test, self.metric)}"
                 said.append(f"{gain}, from {counted(test.pairs, 'new seed')}.")

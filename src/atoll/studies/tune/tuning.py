@@ -136,8 +136,8 @@ def run_tuning(
     check_name("pruner", request.pruner, PRUNERS)
     for name in request.methods:
         if "=" in name and not Path(name.rpartition(":")[0] or name).exists():
-            alone = "name a method alone, and fix values with --set KEY=VALUE"
-            raise ConfigError(f"tuning takes no labels and settings as in '{name}'; {alone}")
+            hint = "give only the name, and fix values with --set KEY=VALUE"
+            raise ConfigError(f"tuning takes no labels and settings as in '{name}'; {hint}")
     for name in (name for name, count in Counter(request.methods).items() if count > 1):
         raise ConfigError(f"method '{name}' is named twice; name it once")
     if "data" in request.config.objects and data is None:
