@@ -39,6 +39,29 @@ def test_own_data_by_path_with_options_and_notes(graph_folder: Path) -> None:
         load(str(graph_folder))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ("name,label\na,x\nb,y\n", "nodes.csv has no id column"),
+        ("id,born,label\na,2020-01-01,x\nb,2020-01-02,y\n", "is of type date32"),
+        ("id,age,label\na,1,x\nb,,y\n", "has no value"),
+    ],
+)
+def test_errors_of_tables_name_the_command_that_lists_all(
+    graph_folder: Path, nodes: str, problem: str
+) -> None:
+    (graph_folder / "nodes.csv").write_text(nodes)
+    (graph_folder / "edges.csv").write_text("source,target\na,b\n")
+    with pytest.raises(DataError, match=problem) as told:
+        load(str(graph_folder))
+    hint = f"; `atoll data describe {graph_folder}` lists all problems at once"
+    assert str(told.value).endswith(hint)
+    (graph_folder / "nodes.csv").unlink()
+    with pytest.raises(DataError) as told:
+        load(str(graph_folder))
+    assert "describe" not in str(told.value)
+
+
 def test_what_is_a_path_and_what_is_a_name(
     graph_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -54,7 +55,14 @@ def load(
         from atoll.data.own.reader import load_own
 
         wishes = replace(parse_own_options(own or {}), encoder=measure, private=private)
-        source, report = load_own(Path(name).expanduser(), schema, wishes, encoder)
+        path = Path(name).expanduser()
+        try:
+            source, report = load_own(path, schema, wishes, encoder)
+        except DataError as error:
+            if not any(path.glob("**/nodes.*")):  # not a folder of tables
+                raise
+            hint = f"`atoll data describe {shlex.quote(name)}` lists all problems at once"
+            raise DataError(f"{error}; {hint}") from None
         return source, list(report.messages)
     if not _is_public(name):
         names = {key.lower(): key for key in (*DATASETS, *GROUPS, *BUILT_IN)}

@@ -99,7 +99,7 @@ def _ranking(group: Sequence[ReportedRun]) -> str:
     heads: list[str | Column] = ["method", name]
     rows = list[list[Cell]]()
     for one in order:
-        mark = " (no federation)" if one is results.alone_in(group) else ""
+        mark = '<span class="aside"> no federation</span>' * (one is results.alone_in(group))
         named, score = results.name_cell(one), number_of(one.run.summary["metrics"], key).cell()
         rows.append([replace(named, html=named.html + mark), score])
     if max(map(len, seeds.values())) > 1:
