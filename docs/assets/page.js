@@ -1,4 +1,4 @@
-// Line breaks, names and keyboard focus, which Markdown cannot set.
+// Line breaks and names, which Markdown cannot set.
 
 // Replace the matches of a pattern in the texts inside of an element.
 const replaceIn = (element, pattern, make) => {
@@ -33,12 +33,4 @@ document.querySelectorAll(".md-content :not(pre) > code").forEach((code) => {
 document.querySelectorAll("label.md-nav__link[id]").forEach((label) => {
   if (!label.textContent.trim())
     label.ariaLabel = document.querySelector(`.md-nav__title[for="${label.htmlFor}"]`).textContent.trim();
-});
-
-// The keyboard reaches what scrolls. The theme has made its regions when the page is complete.
-addEventListener("load", () => {
-  const regions = ".md-typeset__scrollwrap, .md-content :is(pre > code, p:has(> img))";
-  document.querySelectorAll(regions).forEach((region) => {
-    if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
-  });
 });
