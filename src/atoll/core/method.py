@@ -282,9 +282,11 @@ class Method(ABC):
         """Run one round: map steps over the clients, aggregate, return the server's next tree."""
 
     def stage(self, round: int) -> Hashable:
-        """Return a round's stage. A method that reads `clients.round` must override it.
+        """Return a round's stage. Rounds of one stage run the same operations.
 
-        Rounds of one stage run the same operations, so an engine can record them once.
+        So an engine can record one and replay it, and `clients.round` stays that of the recorded
+        round. A method may use that number only to find the stage, never in its arithmetic. If it
+        reads the number without stages, an engine does not record whole rounds.
         """
         return None
 

@@ -298,7 +298,10 @@ def read_model(folder: Path) -> SelectedModel:
 
 
 def read_encoder(folder: Path) -> Encoder | None:
-    """Read the encoder of the training tables, or None if the model was not trained on tables."""
+    """Read the encoder of the training tables, or None if the folder contains none.
+
+    Models of graphs, of a federation's server and of earlier versions have none.
+    """
     try:
         about = read_about(folder)
         file = folder / "encoder.json"  # a site may add one to a model without encoder
