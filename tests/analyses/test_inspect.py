@@ -27,7 +27,8 @@ from atoll.data.public.registry import load_dataset
 from atoll.data.source import Source
 from atoll.present.chart import MAX_ROWS
 from atoll.present.files import write_all
-from atoll.present.tables import Table, layout
+from atoll.present.tables import Table
+from atoll.present.terminal import noted_table
 
 PLOTS = ["labels.png", "sizes.png", "divergence.png", "homophily.png"]
 
@@ -53,7 +54,7 @@ def federation(clients: int = 3, classes: int = 3) -> Federation:
 
 def text_of(tables: list[Table]) -> str:
     console = Console(width=140, file=io.StringIO())
-    console.print(layout(tables, framed="center"))
+    console.print(*map(noted_table, tables))
     return console.file.getvalue()
 
 

@@ -228,9 +228,7 @@ def test_inspect_takes_own_data(cli) -> None:
     text = cli("inspect", "--data", THREE_BANKS).stdout
     assert "Clients of three-banks" in text
     assert "15 duplicate edges were dropped" in text
-    assert (
-        len(re.findall(r"^│ +\w+ │ +80 │", text, re.MULTILINE)) == 3
-    )  # by bank, as the schema says
+    assert len(re.findall(r"^ *\w+ +80 ", text, re.MULTILINE)) == 3  # by bank, as the schema says
 
 
 def test_the_edges_that_a_method_trusts(cli) -> None:

@@ -192,14 +192,17 @@ def test_one_sentence(cli, tmp_path: Path, arguments, sentence: str | None) -> N
     [
         (("rnu",), ("unknown command 'rnu'; did you mean 'run'?",)),
         (("data", "fech"), ("unknown command 'fech'; did you mean 'fetch'?",)),
-        (("run", "--rouds", 3), ("No such option '--rouds'", "--rounds")),
+        (("run", "--rouds", 3), ("unknown option '--rouds'; did you mean '--rounds'?",)),
+        (("run", "--nope"), ("unknown option '--nope'; see ",)),
+        (("nope",), ("unknown command 'nope'; choose one of: ",)),
         (("run", "--clients", "many"), ("'--clients'", "'many' is not a valid integer")),
         (("run", "--rounds", 1.5), ("'--rounds'", "'1.5' is not a valid integer")),
         (("run", "--fraction", "half"), ("'--fraction'", "'half' is not a valid float")),
         (("run", "a", "b"), ("unexpected extra argument", "b")),
         (("data", "fetch"), ("Missing argument 'NAMES",)),
-        (("--rouds",), ("No such option '--rouds'; see ",)),
-        (("federate", "kit", "--nothing"), ("No such ",)),
+        (("--rouds",), ("unknown option '--rouds'; see ",)),
+        (("federate", "kit", "--nothing"), ("unknown command 'kit'; ",)),
+        (("federate", "status", "--nothing"), ("unknown option '--nothing'; see ",)),
     ],
 )
 def test_what_the_command_line_itself_refuses(cli, arguments, parts: tuple[str, ...]) -> None:

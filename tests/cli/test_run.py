@@ -438,7 +438,8 @@ def test_saved_paths_count_from_where_the_run_was_started(cli, tmp_path: Path, m
     other = tmp_path / "elsewhere"
     other.mkdir()
     monkeypatch.chdir(other)
-    cli("run", "--resume", "../a", "--rounds", 2, "--quiet")
+    resumed = cli("run", "--resume", "../a", "--rounds", 2).stdout
+    assert f"Saved in {tmp_path / 'a'}\n" in resumed
     cli("compare", "--resume", "../s", "--quiet", "--tex", "t.tex")
     assert (tmp_path / "s" / "cells" / "banks-fedavg" / "result.json").exists()
     cli("run", "--config", "../a/config.toml", "--quiet", "--out", "again")

@@ -29,6 +29,7 @@ from atoll.present.tables import (
     rich_table,
     write_tables,
 )
+from atoll.present.terminal import noted_table, plain_text
 
 TABLE = ResultTable(
     "Test accuracy",
@@ -158,8 +159,7 @@ def test_terminal_has_marks_sections_and_no_markup():
     lines = captured.get().splitlines()
     assert [line.strip() for line in lines[0::2]] == ["m      s", "[red]  1", "b      2"]
     assert set(lines[1].strip()) == {"─"}
-    drawn = rich_table(MARKED, framed="left")
-    assert (str(drawn.title), str(drawn.caption)) == ("Scores & more", "In <percent>.")
+    drawn = rich_table(MARKED)
     assert [str(cell.style) for cell in drawn.columns[1].cells] == ["bold", ""]
 
 
@@ -189,12 +189,11 @@ def test_parts_stand_one_below_the_other_and_brackets_stay():
     assert [part.style for part in (parts[0], parts[3])] == ["bold", "dim"]
 
 
-def test_tables_can_be_wider_apart_or_framed():
+def test_tables_can_be_wider_apart_or_have_their_title():
     table = make_table(("a", "b"), [("x", 1)], title="T", caption="C")
     assert shown([table], gap=3)[0] == "a    b"
-    framed = shown([table], framed="left")
-    assert (framed[0], framed[-1]) == ("T", "C")
-    assert framed[1].startswith("┏")
+    lines = ["T", "", "a  b", "────", "x  1", "", "C"]
+    assert [line.rstrip() for line in plain_text(noted_table(table)).splitlines()] == lines
 
 
 def test_a_tree_keeps_the_order_of_its_branches():

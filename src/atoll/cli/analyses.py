@@ -17,7 +17,7 @@ from atoll.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.present.tables import Part
+    from atoll.present.tables import Part, Table
 
 VARY = (
     "Keep only one kind of heterogeneity: nodes (no edges), topology (every client has the graph "
@@ -46,7 +46,7 @@ def inspect(out: Path | None, **given: object) -> None:
     need_one_graph(made.federation)
     print_notes(console, [*made.notes, *nearly_single_class(made.federation)])
     found = describe(made.federation, seed=config.seed)
-    _print(console, inspection_tables(found), framed="center")
+    _print_noted(console, inspection_tables(found))
     if out is not None:
         paths = write_all(out, inspection_files(found, made.federation))
         _print(console, [f"Written: {', '.join(map(str, paths))}"])
@@ -183,11 +183,11 @@ def explain(
     console, to = make_console(), out or folder / "explain"
     if node is not None:
         reasons = analysis.explain_node(folder, node, **given)
-        _print(console, analysis.node_tables(reasons), framed="left")
+        _print_noted(console, analysis.node_tables(reasons))
         return
     found = analysis.explain(folder, given["seed"])
     write_all(to, analysis.explanation_files(found, form))
-    _print(console, [analysis.explanation_table(found)], framed="left")
+    _print_noted(console, [analysis.explanation_table(found)])
     console.print(f"[dim]one folder per client, summary.json and edges.png in {to}[/dim]")
 
 
@@ -207,7 +207,7 @@ def similarity(folders: tuple[Path, ...], seed: int | None, out: Path | None) ->
     to = out or folders[0] / "similarity"
     console = checked_console(to if folders[0].exists() else None)
     found = read_similarities(folders, seed)
-    _print(console, [similarity_table(found)], framed="left")
+    _print_noted(console, [similarity_table(found)])
     _finish(console, to, similarity_files(found))
 
 
@@ -224,6 +224,13 @@ def _print(console: Console, parts: Iterable[Part], **how: Any) -> None:
     from atoll.present.tables import layout
 
     console.print(layout(parts, **how))
+
+
+def _print_noted(console: Console, tables: Iterable[Table]) -> None:
+    from atoll.present.terminal import noted_table
+
+    for table in tables:
+        console.print(noted_table(table))
 
 
 def _finish(

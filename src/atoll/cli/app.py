@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -27,7 +28,7 @@ from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import demo, run, watch
 from atoll.cli.tune import tune
-from atoll.core.errors import AtollError, described, own_line
+from atoll.core.errors import CUTOFF, AtollError, described, own_line
 from atoll.present.ascii import adapt
 
 ANALYSES = (inspect, contribution, clusters, tune_clusters, explain, similarity)
@@ -45,9 +46,19 @@ def _one_line() -> Iterator[None]:
     except click.ClickException as error:
         if not isinstance(error, click.exceptions.NoArgsIsHelpError):
             text, ctx = error.format_message().rstrip("."), getattr(error, "ctx", None)
+            if isinstance(error, click.NoSuchOption):
+                text = _unknown_option(error)
             text += f"; see {ctx.command_path} --help" if ctx and "?" not in text else ""
             error.show = partial(click.echo, f"error: {text}", err=True)  # type: ignore[method-assign]
         raise
+
+
+def _unknown_option(error: click.NoSuchOption) -> str:
+    params = error.ctx.command.params if error.ctx else []
+    names = {name.lstrip("-"): name for one in params for name in one.opts}
+    near = difflib.get_close_matches(error.option_name.lstrip("-"), names, n=1, cutoff=CUTOFF)
+    hint = f"; did you mean '{names[near[0]]}'?" if near else ""
+    return f"unknown option '{error.option_name}'{hint}"
 
 
 class AtollGroup(AtollSubgroup):

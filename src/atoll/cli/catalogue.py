@@ -14,13 +14,13 @@ NAME = click.Argument(["name"], required=False)
 def methods(name: str | None) -> None:
     """List all methods. If NAME is given, show the details of that method."""
     from atoll.present.catalogue import method_page, method_table
-    from atoll.present.tables import rich_table
+    from atoll.present.terminal import noted_table
     from atoll.studies.baselines import BASELINES, SHORTHANDS, baseline_page, baseline_table
 
     console = make_console()
     if name is None:
         console.print(method_table())
-        console.print(rich_table(baseline_table(), framed="left"))
+        console.print(noted_table(baseline_table()))
     elif name.lower() in {**BASELINES, **SHORTHANDS}:
         console.print(baseline_page(name.lower()), markup=False, highlight=False)
     else:

@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import json
+import os
 import signal
 import sys
 import threading
@@ -96,7 +97,7 @@ def to_resume(folder: Path | None) -> Path | None:
     from atoll.experiment.folder import started_in
 
     if folder is not None and (there := started_in(folder) or Path.cwd()) != Path.cwd():
-        folder = folder.absolute()
+        folder = Path(os.path.normpath(folder.absolute()))
         click.get_current_context().with_resource(contextlib.chdir(there))
     return folder
 

@@ -8,17 +8,9 @@ from pathlib import Path
 
 import click
 
+from atoll.cli import options
 from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_text
-from atoll.cli.options import (
-    DATA_ROOT,
-    FEDERATION,
-    PATH,
-    PATH_TEXT,
-    SEED_OF_DATA,
-    Strings,
-    command,
-    option,
-)
+from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
 from atoll.core.errors import ConfigError
 
 MIRROR = (
@@ -37,8 +29,8 @@ def data() -> None:
     short_help="Download data sets.",
     params=[
         click.Argument(["names"], nargs=-1, required=True),
-        option("--mirror DIR|URL", MIRROR, PATH_TEXT),
-        option("--data-root DIR", ROOT, PATH_TEXT),
+        option("--mirror DIR|URL", MIRROR, options.PATH_TEXT),
+        option("--data-root DIR", ROOT, options.PATH_TEXT),
         option("--force", "Overwrite existing files."),
     ],
 )

@@ -11,6 +11,7 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
+from atoll.core.errors import check_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,16 +84,19 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     console, failed = common.make_console(), list[str]()
     if how["minutes"] == 0 and not dry_run:  # only rank, which needs no data
         found = chosen_rows(list(rows.values()), leagues, wanted)
-        _check_reference(reference, {row.method for row in found})
+        names = {row.method for row in found}
         known = f"{len(found)} of {len(rows)} rows of {path} are ranked"
     else:
         plans = [plan_league(name, wanted) for name in leagues]
         entries = [entry for one, _ in plans for entry in one]
         notes = [note for _, own in plans for note in own]
-        _check_reference(reference, {one.run.labels["method"] for one in entries})
-        if dry_run:
-            _show_plan(console, entries, rows, notes)
-            return
+        names = {one.run.labels["method"] for one in entries}
+    if reference is not None:
+        check_name("method to test against", reference, names)
+    if dry_run:
+        _show_plan(console, entries, rows, notes)
+        return
+    if how["minutes"] != 0:
         if not how["quiet"]:
             common.print_notes(console, notes)
         _run(console, entries, path, failed, **how)
@@ -109,13 +113,6 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
         click.echo(f"failed: {problem}", err=True)
     if failed:
         click.get_current_context().exit(1)
-
-
-def _check_reference(reference: str | None, methods: set[str]) -> None:
-    from atoll.core.errors import check_name
-
-    if reference is not None:
-        check_name("method to test against", reference, methods)
 
 
 def _check_page(page: Path) -> None:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+CUTOFF = 0.6  # similarity of two names above which one suggests the other
 _PACKAGES = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parents[1]), *_PACKAGES)
 """Folders of Atoll, Python and installed packages. Users did not write the lines in them."""
@@ -88,7 +89,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     """
     names = sorted(allowed, key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(9), name))
     low = given.lower()
-    near = difflib.get_close_matches(low, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(low, names, n=1, cutoff=CUTOFF)
     word, *others = (re.sub(r"\d", "", name) for name in (low, *near))
     if others == [word] and near[0] not in (low, word):
         near = []

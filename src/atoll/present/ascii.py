@@ -8,7 +8,7 @@ import unicodedata
 
 SIGNS = {"±": "+-", "…": "...", "√": "sqrt", "≠": "!=", "λ": "lambda", "§": "section", "∈": "in"}
 SIGNS |= {"∂": "d", "∇": "grad", "∘": "*", "⊗": "x", "∪": "or", "⌊": "floor(", "⌋": ")"}
-SIGNS |= dict(zip("−–≈×·‖▁▂▃▄▅▆▇█", "--~x*|_.-:=+*#", strict=True))
+SIGNS |= {"Σ": "sum", "∑": "sum"} | dict(zip("−–≈×·‖▁▂▃▄▅▆▇█", "--~x*|_.-:=+*#", strict=True))
 
 
 def plain(letter: str) -> str:

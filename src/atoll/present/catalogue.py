@@ -39,7 +39,7 @@ _GENERATORS = {
 
 def method_table() -> Table:
     """Make the table of all methods, with a summary and the source of each."""
-    table = _titled("Methods", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = _titled("Methods", padding=(0, 1, 0, 0))
     table.caption = (
         "for: nodes (n), graphs (g). scored: one global model or one per client. new: predicts "
         "nodes outside the training data. Details: atoll methods NAME."
@@ -70,7 +70,8 @@ def module_doc(cls: type[object]) -> str:
 
 
 def _titled(title: str, *columns: str, **how: Any) -> Table:
-    table = Table(*columns, title=title, **how)
+    lines = box.SIMPLE_HEAD
+    table = Table(*columns, title=title, box=lines, show_edge=False, pad_edge=False, **how)
     table.title_justify = table.caption_justify = "left"
     return table
 
@@ -154,7 +155,7 @@ def _unwrapped(words: str) -> str:
 def dataset_table(root: str | Path | None) -> Table:
     """Make the table of all data sets, with the published size and whether the files exist."""
     base = data_root(root)
-    table = _titled("Data sets", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    table = _titled("Data sets", padding=(0, 1, 0, 0))
     table.caption = (
         f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME\n"
         f"Groups, with one set for each client: {', '.join(GROUPS)}"

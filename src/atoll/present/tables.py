@@ -115,23 +115,15 @@ def record_table(records: Sequence[Mapping[str, object]], names: Sequence[str] =
     return make_table(names, ([record.get(name) for name in names] for record in records))
 
 
-def rich_table(table: Table, *, gap: int = 1, framed: Align | None = None) -> RichTable:
-    """Make the table for a terminal, with `gap` spaces between columns, but without its notes.
-
-    `framed` adds a frame, title and caption, and aligns the latter two. None omits all three.
-    """
+def rich_table(table: Table, *, gap: int = 1) -> RichTable:
+    """Make the table for a terminal, with `gap` spaces between columns, without title and notes."""
     from rich import box
     from rich.text import Text
 
     from atoll.present.terminal import FittedTable
 
-    if framed is None:
-        lines = box.SIMPLE_HEAD
-        drawn = FittedTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
-    else:
-        caption = Text(table.caption) if table.caption else None
-        drawn = FittedTable(title=Text(table.title), caption=caption)
-        drawn.title_justify = drawn.caption_justify = framed
+    lines = box.SIMPLE_HEAD
+    drawn = FittedTable(box=lines, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     for column in table.columns:
         drawn.add_column(
             column.name,
@@ -402,7 +394,7 @@ def quiet(text: str) -> Words:
     return Words(text, "dim")
 
 
-def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) -> Group:
+def layout(parts: Iterable[Part], *, gap: int = 1) -> Group:
     """Arrange the parts for `rich.console.Console.print`. `rich_table` explains the options."""
     from rich.console import Group
     from rich.text import Text
@@ -411,7 +403,7 @@ def layout(parts: Iterable[Part], *, gap: int = 1, framed: Align | None = None) 
     for part in parts:
         match part:
             case Table():
-                shown.append(rich_table(part, gap=gap, framed=framed))
+                shown.append(rich_table(part, gap=gap))
             case Branch():
                 shown.append(part.tree())
             case Words():

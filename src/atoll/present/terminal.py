@@ -296,13 +296,14 @@ def duration(seconds: float) -> str:
 
 
 def noted_table(table: Table, plain: Container[str] = ()) -> Group:
-    """Render a table with its title and notes. Notes are dim, except those in `plain`."""
+    """Render a table with title, caption and notes. Notes are dim, except those in `plain`."""
 
     def style(note: str) -> str:
         return "yellow" if note.startswith("Failed: ") else "" if note in plain else "dim"
 
-    notes = [Text(note, style=style(note)) for note in table.notes]
-    return Group(Text(table.title, style="bold"), Text(), rich_table(table), Text(), *notes, Text())
+    title = [Text(table.title, style="bold"), Text()] if table.title else []
+    notes = [Text(note, style=style(note)) for note in (table.caption, *table.notes) if note]
+    return Group(*title, rich_table(table), Text(), *notes, Text())
 
 
 def plain_text(*parts: RenderableType, width: int = 88) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from atoll.cli.common import AtollSubgroup
 from atoll.cli.federate.audit import audit
 from atoll.cli.federate.jobs import demo, run, stop
 from atoll.cli.federate.keys import approve, init, join, remove, renew, request
@@ -13,7 +14,7 @@ from atoll.cli.federate.status import status
 __all__ = ["federate"]
 
 
-@click.group(short_help="Run methods on real sites over the network.")
+@click.group(cls=AtollSubgroup, short_help="Run methods on real sites over the network.")
 def federate() -> None:
     """Run methods on real sites with NVIDIA FLARE and mutual TLS.
 
