@@ -72,7 +72,7 @@ def changes(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
     """Yield each recipe change: its source, and the reproduced values before and now."""
     earlier = {_number_key(cell): cell for cell in before}
     yield "| paper | change | source | values | reproduced before | now | gained | lost |"
-    yield "|---" * 8 + "|"
+    yield "|---" * 3 + "|---:" * 5 + "|"
     for paper, title in PAPERS.items():
         own = [cell for cell in now if paper_line(cell)["paper"] == paper]
         every = [("all changes", "", own)] if own else []
@@ -107,7 +107,7 @@ def by_method(before: Sequence[Cell], now: Sequence[Cell]) -> Iterator[str]:
             for place, one in enumerate((old is not None and comes_out(old), comes_out(cell), 1)):
                 count[place] += one
     yield "| reproduced before → now | " + " | ".join(papers) + " |"
-    yield "|---" * (len(papers) + 1) + "|"
+    yield "|---|" + "---:|" * len(papers)
     for name, row in counts.items():
         shown = ("{} → {} of {}".format(*row[title]) if title in row else "–" for title in papers)
         yield f"| {name} | " + " | ".join(shown) + " |"
@@ -164,7 +164,7 @@ def summary(cells: Sequence[Cell]) -> Iterator[str]:
         "A negative lead means that the best rival is better.\n"
     )
     yield "| | " + " | ".join(papers) + " |"
-    yield "|---" * (len(papers) + 1) + "|"
+    yield "|---|" + "---:|" * len(papers)
     for fact in about[0] if about else ():
         yield f"| {fact} | " + " | ".join(one[fact] for one in about) + " |"
 
@@ -360,7 +360,7 @@ def grid(cells: Sequence[Cell]) -> Iterator[str]:
         for number, metric in columns
     ]
     yield "| | " + " | ".join(heads) + " |"
-    yield "|---" * (len(heads) + 1) + "|"
+    yield "|---|" + "---:|" * len(heads)
     for method, row in rows.items():
         shown = [words(row[column]) if column in row else "–" for column in columns]
         yield f"| {method} | " + " | ".join(shown) + " |"

@@ -2,7 +2,8 @@
 
 Each phrase below has a plainer form. In Markdown pages a line has at most 120 characters, and a
 sentence at most 25 words. The first line of a docstring is one statement that starts with a noun or
-a verb, and a sentence of a docstring has at most 30 words.
+a verb, and a sentence of a docstring has at most 30 words. The phrases of pages also count in
+comments and texts of Python files (help, errors, tables), and in files such as SVG and HTML.
 
 `python tools/english.py PATH ...` checks only these paths.
 """
@@ -13,11 +14,13 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = (".py", ".md", ".toml", ".css", ".js", ".yaml")
+KINDS = (".py", ".md", ".toml", ".css", ".js", ".yaml", ".html", ".svg", ".ipynb", ".cff", ".sh")
+KINDS += (".service", ".txt", "Makefile", "Dockerfile")
 SKIPPED = (
     "docs/commands.md",  # generated from the commands, whose text is checked in the source
     "tests/compat/old/",
@@ -67,13 +70,13 @@ def findings(*paths: str) -> list[str]:
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", *paths).splitlines()
     for name in dict.fromkeys(listed):  # a file in conflict is listed several times
         path = ROOT / name
-        if path.suffix not in KINDS or name.startswith(SKIPPED) or not path.is_file():
+        if not name.endswith(KINDS) or name.startswith(SKIPPED) or not path.is_file():
             continue
         lines = path.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, 1):
             found += [f"{name}:{number}: {fault}" for fault in phrases(line, PLAINER)]
-        more = {".md": page_faults, ".py": docstring_faults}.get(path.suffix)
-        found += [f"{name}:{number}: {fault}" for number, fault in (more(lines) if more else ())]
+        for check in CHECKS.get(path.suffix, [other_faults]):
+            found += [f"{name}:{number}: {fault}" for number, fault in check(lines)]
     return found
 
 
@@ -114,6 +117,33 @@ def docstring_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
                 yield first + number - 1, fault
 
 
+def text_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield bad phrases in the comments and texts of a module, except docstrings and `code`.
+
+    A single word may be a name, so it is no text.
+    """
+    tree, texts = ast.parse("\n".join(lines)), list[tuple[int, str]]()
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and " " in node.value and id(node) not in docstrings:
+            texts.append((node.lineno, node.value))
+    source = iter([f"{line}\n" for line in lines])
+    for token in tokenize.generate_tokens(lambda: next(source, "")):
+        if token.type == tokenize.COMMENT:
+            texts.append((token.start[0], token.string.lstrip("# ")))
+    for number, text in texts:
+        for fault in phrases(re.sub(r"`[^`]*`", "`", text), IN_PAGES):
+            yield number, fault
+
+
+def other_faults(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield bad phrases in the lines of a file of another kind."""
+    for number, line in enumerate(lines, 1):
+        for fault in phrases(line, IN_PAGES):
+            yield number, fault
+
+
 def text_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the lines of a page outside fenced blocks, tables, comments and directives."""
     fenced, other = False, re.compile(r"\s*(\||<|>>>|:::|--8<--|options:|members:)")
@@ -140,6 +170,14 @@ def sentences(lines: list[str]) -> Iterator[tuple[int, str]]:
         for sentence in ended:
             yield begin, sentence
             begin = number
+
+
+CHECKS = {
+    ".md": [page_faults],
+    ".py": [docstring_faults, text_faults],
+    **dict.fromkeys((".toml", ".css", ".js", ".yaml"), ()),
+}
+"""The checks of each kind of file, besides PLAINER."""
 
 
 def main() -> int:

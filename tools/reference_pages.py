@@ -70,7 +70,10 @@ def section(path: Words, command: click.Command) -> str:
     ]
     if rows:
         parts.append("\n".join(["| option | meaning | default |", "|---|---|---|", *rows]))
-    return "\n\n".join([*parts, *paragraphs(command.epilog or "")]) + "\n"
+    if command.epilog:  # "For example: atoll ..."
+        words, _, example = command.epilog.partition(": ")
+        parts.append(f"{words}:\n\n```sh\n{example}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def paragraphs(text: str) -> list[str]:

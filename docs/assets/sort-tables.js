@@ -26,13 +26,14 @@ document.querySelectorAll(".sortable table").forEach((table) => {
   });
 });
 
-// The Tab key reaches tables and code that scroll sideways, so that arrow keys scroll them.
-const reach = () => document.querySelectorAll(".md-typeset__scrollwrap, .md-content pre > code").forEach((region) => {
+// The Tab key reaches tables, code and pictures that scroll sideways, so that arrow keys scroll them.
+const regions = ".md-typeset__scrollwrap, .md-content :is(pre > code, p:has(> img))";
+const reach = () => document.querySelectorAll(regions).forEach((region) => {
   const scrolls = region.scrollWidth > region.clientWidth;
   region.toggleAttribute("tabindex", scrolls);
   if (!scrolls) return;
   region.tabIndex = 0;
   region.setAttribute("role", "region");
-  region.setAttribute("aria-label", region.localName === "code" ? "Code" : "Table");
+  region.setAttribute("aria-label", { code: "Code", p: "Picture" }[region.localName] ?? "Table");
 });
 ["load", "resize"].forEach((event) => addEventListener(event, reach));

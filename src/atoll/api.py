@@ -56,8 +56,8 @@ def model(
 ) -> Module:
     """Return the model of the selected round as a torch module of standard PyG layers, on the CPU.
 
-    It raises a ConfigError for a network without equal PyG layers, and for a method that predicts
-    with more than its network.
+    It raises a ConfigError if PyG has no equal layers for the network, or if such layers cannot
+    compute the method's prediction.
 
     Args:
         result: A saved result (`out=`), because its folder contains the model.

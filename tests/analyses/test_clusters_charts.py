@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from atoll.analyses.clusters_charts import (
     norm_charts,
     rows,
 )
-from atoll.present.chart import Line
+from atoll.present.chart import Line, Texts
 from atoll.present.files import plain_json, write_all
 from tests.analyses.conftest import OPTIONS
 from tests.analyses.test_clusters import by_hand, text_of
@@ -65,6 +67,19 @@ def test_a_run_without_splits_or_baseline_can_be_shown(tmp_path: Path) -> None:
     (tmp_path / "gains.png").write_bytes(b"of an earlier comparison")
     write_all(tmp_path, cluster_files(found))
     assert not (tmp_path / "gains.png").exists()
+
+
+def test_names_of_single_clients_with_equal_norms_keep_apart() -> None:
+    norms, label = np.ones((2, 3)), np.array([[0, 0, 0], [0, 1, 2]])
+    norms[0] = 100
+    found = SimpleNamespace(
+        names=("a", "b", "c"), rounds=2, norms=norms, together=norms, label=label, splits=[],
+        members=[[0], [1], [2]], several=[], eps=lambda _: 0.0,
+    )  # fmt: skip
+    ((chart,),) = norm_charts(cast("ClusterStudy", found), "").rows
+    assert chart is not None
+    (names,) = (mark for mark in chart.marks if isinstance(mark, Texts))
+    assert np.diff(np.sort(names.y)).min() > 0.1
 
 
 def test_absent_clients_have_no_norms(tmp_path: Path) -> None:

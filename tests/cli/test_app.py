@@ -223,13 +223,22 @@ def test_debug_shows_where(cli) -> None:
 
 
 def test_a_bug_is_called_one(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **more: object) -> None:
-        raise ZeroDivisionError("oh")
-
-    monkeypatch.setattr("atoll.experiment.run.RunPlan", broken)
+    monkeypatch.setattr("atoll.experiment.run.RunPlan", None)
     result = cli(*SMALL, code=1)
-    sentence = r"internal error: ZeroDivisionError in test_app.py line \d+: oh; `atoll --debug ...`"
-    assert re.match(sentence, result.stderr)
+    sentence = "internal error: TypeError: 'NoneType' object is not callable; `atoll --debug ...`"
+    assert result.stderr.startswith(sentence)
+
+
+@pytest.mark.parametrize("where", ["init", "round", "deploy"])
+def test_an_error_of_my_method_outside_a_step_has_its_line(cli, where: str) -> None:
+    lines = ("import atoll", "", "class Mine(atoll.Averaging):", f"    def {where}(self, *given):")
+    path = Path(f"cli_app_{where}.py")
+    path.write_text("\n".join([*lines, "        return given.nothing", ""]))
+    fault = f"AttributeError in {path} line 5: 'tuple' object has no attribute 'nothing'"
+    found = refusal(cli, "run", f"{path}:Mine", *SMALL[1:], "--quiet", "--out", "a")
+    assert found == f"{fault}; correct it"
+    compared = cli("compare", "local", f"{path}:Mine", *SMALL[1:], "--seeds", 1, code=1)
+    assert f": {fault}; see the traceback in " in compared.stderr
 
 
 def test_a_full_disk_is_one_sentence(cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from atoll.studies.compare.plan import make_request
 from tests.cli import refusals
 
 SMALL = ("--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 2)
+LEADERBOARD = Path(__file__).parents[2] / "docs" / "results" / "leaderboard.csv"
 METHODS = ("compare", "local", "fedavg")
 
 
@@ -71,6 +72,27 @@ def test_what_is_given_several_times_adds_up(cli, tmp_path: Path) -> None:
     cells = [*(tmp_path / "s" / "cells").iterdir()]
     assert len(cells) == 8
     assert all([*cell.glob("tensorboard/seed-0/events*")] for cell in cells)
+
+
+def test_methods_are_shown_by_their_usual_names(cli) -> None:
+    small = ("--data", "lagoon:nodes=150", "--clients", 3, "--rounds", 1)
+    names = ("FED-PUB", "GCFL+", "Strong=GCFL+:eps1=0.1")
+    cli("compare", *names, *small, "--seeds", 1, "--against", "Fed_Pub", "--out", "s", "--quiet")
+    found = json.loads(Path("s/compare.json").read_text())
+    assert found["methods"] == ["fedpub", "gcfl+", "Strong"]
+    shown = cli("compare", "--resume", "s", "--against", "GCFLplus").stdout
+    assert "gcfl+" in shown
+    assert "FED-PUB" not in shown
+    config = Path("s/cells/lagoon-nodes=150-3c-Strong/config.toml").read_text()
+    assert 'method = "gcfl"' in config
+    assert 'preset = "plus"' in config
+    cli("run", "GCFL+", *small, "--out", "a", "--quiet")
+    assert 'preset = "plus"' in Path("a/config.toml").read_text()
+    rows = ("--methods", "reef,GCFL+", "--csv", LEADERBOARD, "--against", "Gcfl+", "--minutes", 0)
+    assert "Against gcfl+" in cli("leaderboard", *rows).stdout
+    advice = ("--candidates", "GCFL+", "--minutes", 0.1, "--json", "--quiet")
+    raced = json.loads(cli("advise", *small, *advice).stdout)["race"]
+    assert "gcfl+" in {row["method"] for row in raced}
 
 
 def test_json_is_the_last_line_and_tables_go_elsewhere(cli) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from atoll.studies.leaderboard.rows import read_rows
 
+ROWS = Path(__file__).parents[2] / "docs" / "results" / "leaderboard.csv"
 SMALL = (
     "leaderboard", "--data", "lagoon:nodes=150", "--methods", "reef,fedavg,local", "--rounds", 2,
     "--epochs", 1, "--seeds", 2, "--device", "cpu",
@@ -34,8 +36,28 @@ def test_a_league_in_pieces_with_a_page(cli) -> None:
     assert "validation" not in again.stdout  # nothing is run
     assert Path("leaderboard.csv").read_bytes() == before
     assert "none" in cli(*SMALL, "--dry-run").stdout
-    shown = cli(*SMALL, "--methods", "reef,fedavg,local,moon", "--minutes", 0, "--quiet")
-    assert (shown.stdout, shown.stderr) == ("", "3 of 4 rows are in leaderboard.csv\n")
+    shown = cli(*SMALL, "--minutes", 0, "--quiet")
+    assert (shown.stdout, shown.stderr) == ("", "3 of 3 rows of leaderboard.csv are ranked\n")
+
+
+RANK = ("leaderboard", "--minutes", 0, "--csv", ROWS)
+
+
+def test_ranking_needs_only_the_rows(cli) -> None:
+    ranked = cli(*RANK, "--against", "fedavg")
+    assert "Against fedavg" in ranked.stdout
+    assert "get it with" not in ranked.output
+    assert re.fullmatch(rf"\d+ of \d+ rows of {ROWS} are ranked\n", ranked.stderr)
+    one = cli(
+        *RANK, "--data", "Cora,pubmed", "--methods", "reef,fedavg", "--partitions", "louvain-10"
+    )
+    assert one.stderr.startswith("4 of ")
+    for wrong, problem in (
+        (("--methods", "reff"), "unknown method in the CSV file 'reff'; did you mean 'reef'?"),
+        (("--against", "fedavgg"), "unknown method to test against 'fedavgg'"),
+        (("--csv", "none.csv"), "the CSV file has no row of the league defaults; run it first"),
+    ):
+        assert problem in cli(*RANK, *wrong, code=2).stderr
 
 
 def test_several_processes_and_a_failure(cli) -> None:

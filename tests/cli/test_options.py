@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 from click.testing import CliRunner
 
+from atoll.cli import main
 from atoll.cli.common import PAIRS
 from atoll.cli.options import FEDERATION, MACHINE, TRAINING, command, option
 from atoll.engines.base import AUTO, ENGINES
@@ -37,3 +40,27 @@ def test_shared_options_are_fields_of_a_configuration() -> None:
 def test_every_engine_is_named() -> None:
     text = next(one.help for one in MACHINE if one.name == "engine")
     assert all(name in str(text) for name in (AUTO, *ENGINES))
+
+
+PATHS = {"DIR", "FILE", "PATH", "RUN"}
+
+
+def path_options(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, one in group.commands.items():
+        if isinstance(one, click.Group):
+            yield from path_options(one, (*words, name))
+            continue
+        flags = [p.opts for p in one.params if PATHS & {*str(p.metavar).split("|")}]
+        longest = [max(opts, key=len) for opts in flags]
+        yield from ((*words, name, flag) for flag in longest if flag[0] == "-" and flag != "--data")
+
+
+def test_an_empty_path_is_refused(cli) -> None:
+    found = list(path_options(main))
+    assert {("run", "--out"), ("compare", "--data-root"), ("federate", "site", "--policy")} <= {
+        *found
+    }
+    for *words, name in found:
+        result = cli(*words, f"{name}=", code=2)
+        assert result.stderr == f"error: {name} is empty; give a path\n", (words, name)
+    assert cli("watch", "", code=2).stderr == "error: DIR is empty; give a path\n"

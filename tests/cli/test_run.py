@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import tomllib
 from pathlib import Path
 
@@ -449,3 +450,35 @@ def test_saved_paths_count_from_where_the_run_was_started(cli, tmp_path: Path, m
     saved = (other / "again" / "config.toml").read_text()
     assert f'data = "{tmp_path / "banks"}"' in saved
     assert f'method = "{tmp_path / "cli_moved.py"}:Mine"' in saved
+
+
+@pytest.mark.parametrize(
+    ("words", "score"),
+    [
+        (("run", "cli_edited.py:Mine"), "result.json"),
+        (("compare", "local", "cli_edited.py:Mine", "--seeds", 1), "compare.csv"),
+        (("tune", "cli_edited.py:Mine", "--trials", 1, "--seeds", 1), "trials.csv"),
+    ],
+)
+def test_results_of_an_edited_method_are_not_mixed(cli, monkeypatch, words, score: str) -> None:
+    def edit(text: str) -> None:
+        Path("cli_edited.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "cli_edited", raising=False)  # another process loads it
+
+    edit(CODE)
+    command = (*words, *OWN, "--quiet", "--out", "a")
+    cli(*command)
+    Path("a/mine.txt").write_text("kept")
+    before = Path("a", score).read_bytes()
+    edit(CODE.replace("epochs: int = 3", "epochs: int = 30"))
+    for again in ((words[0], "--resume", "a"), *([command] if words[0] != "run" else [])):
+        refused = cli(*again, code=2).stderr
+        assert "error: 'cli_edited.py' has changed since this " in refused
+        assert refused.endswith("start again with --overwrite or another --out\n")
+    assert Path("a", score).read_bytes() == before
+    assert "--overwrite" in cli(words[0], "--resume", "a", "--overwrite", code=2).stderr
+    cli(*command, "--overwrite", "--partition", "no-such", code=2)  # refused before it deletes
+    assert Path("a", score).read_bytes() == before
+    cli(*command, "--overwrite")
+    assert Path("a", score).read_bytes() != before
+    assert Path("a/mine.txt").read_text() == "kept"

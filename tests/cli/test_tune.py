@@ -49,6 +49,17 @@ def test_tuning_ends_with_a_test_and_a_command_that_repeats_it(cli) -> None:
     cli(*TUNE, "--out", "t", "--trials", 4, "--quiet")  # the same command continues as well
 
 
+def test_a_name_with_a_preset_is_tuned_beside_its_method(cli) -> None:
+    small = ("--data", "lagoon:nodes=150", "--clients", 2, "--rounds", 1, "--trials", 1)
+    cli("tune", "GCFL+", "gcfl", *small, "--seeds", 1, "--out", "t", "--quiet")
+    found = json.loads(Path("t/tune.json").read_text())["methods"]
+    assert list(found) == ["gcfl+", "gcfl"]
+    presets = [
+        read_config(Path(f"t/cells/test-{n}/config.toml"))["set"].get("preset") for n in found
+    ]
+    assert presets == ["plus", None]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

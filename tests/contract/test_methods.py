@@ -9,7 +9,7 @@ from atoll.testing import check_method
 
 # The same steps, a few times instead of very many.
 SHORTER = {"fedsage+": {"generator_epochs": 2, "exchanges": 2, "wide": 8}}
-# Whose later rounds are unlike the first two; else the second reads all that the first has left.
+# Their later rounds differ from the first two. For others, the second reads all from the first.
 THREE_ROUNDS = ("adafgl", "fedsage+", "gcfl")
 
 

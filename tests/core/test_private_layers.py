@@ -140,7 +140,7 @@ def test_a_proximal_pull_leaves_private_layers_alone():
         return float(made.simulation.engine.export_states()[0].layers["post"]["bias"].abs().sum())
 
     assert moved(strong, "server") < 0.5 * moved(weak, "server")
-    assert moved(strong, "private") != moved(weak, "private")  # through the convolutions alone
+    assert moved(strong, "private") != moved(weak, "private")  # only through the convolutions
 
 
 def test_local_keeps_all_layers_and_sends_none():

@@ -77,7 +77,7 @@ def test_clients_hold_their_own_nodes_and_no_others(recipe: str, split: str, see
         check_against_source(graph, source, graph.ids.numpy())
         roles = torch.stack([graph.train, graph.val, graph.test])
         assert set(roles.unique().tolist()) <= {0.0, 1.0}
-        assert (roles.sum(0) == 1).all()  # disjoint, and everybody has a label
+        assert (roles.sum(0) == 1).all()  # disjoint, and each node has a label
         assert graph.train.sum() > 0
     assert found.about["nodes"] == [g.num_nodes for g in found.graphs]
     again = federate(source, clients=4, partition=recipe, split=split, seed=seed, allow=EVERYTHING)

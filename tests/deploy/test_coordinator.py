@@ -482,7 +482,7 @@ def test_scores_and_sizes_stay_at_the_sites(make_room):
     hello = [answer.head for head, answer in heard if head["do"] == "hello"]
     assert all(told["counts"] == [0, 0, 0] and told["nodes"] == 0 for told in hello)
     scores = {answer.body for head, answer in heard if head.get("step") == "score"}
-    assert len(scores) == 1  # the same from everybody, in every round
+    assert len(scores) == 1  # the same from each site, in every round
     assert not decode(scores.pop()).confusion.any()
     weights = {float(decode(answer.body).weight) for head, answer in heard
                if head.get("step") == "train"}  # fmt: skip

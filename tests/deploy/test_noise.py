@@ -68,7 +68,7 @@ def test_a_question_that_is_asked_again_gets_the_same_answer(tmp_path):
     first = ask(site, message)
     assert ask(site, message).body == first.body
     site.close()
-    fresh = Site(site.data, site.policy, site.folder)  # a new process, with its files alone
+    fresh = Site(site.data, site.policy, site.folder)  # a new process, with only its files
     begin(fresh)
     assert ask(fresh, message).body == first.body
     assert len(fresh.account.releases) == 1

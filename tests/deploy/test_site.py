@@ -444,7 +444,7 @@ def test_no_message_makes_a_site_tell_its_size(name, dp, tmp_path):
     owner = "method" if name == "train" else "evaluator"
     heard = []
     for rows in (nodes - 1, nodes, nodes + 1):
-        # Added to every node's row, a bias of many rows fits one number of nodes alone.
+        # Added to every node's row, a bias of many rows fits only one number of nodes.
         wide = tree_map(lambda b, n=rows: b.expand(n, *b.shape) if b.dim() == 1 else b, message)
         heard.append(ask(site, wide, step=name, owner=owner).head)
         heard.append(ask(site, crafted(message, lambda w: w[1:]), step=name, owner=owner).head)

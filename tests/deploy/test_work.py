@@ -67,7 +67,7 @@ def test_a_begin_that_is_stopped_is_logged_and_counted(tmp_path, monkeypatch):
         begin(other, run="other-0", dp=None)
         assert "protocol" in other.answer(Packet({"do": "hello", "run": "r-0"}, b"")).head["reason"]
         other.close()
-        assert mark.exists()  # another job at the site leaves it alone
+        assert mark.exists()  # another job at the site does not touch it
         os.close(site.under_way.file)
         os.utime(mark, (time.time() + 100,) * 2)
         site = Site(site.data, policy, site.folder)

@@ -47,7 +47,8 @@ class Reader:
                 shown = block.text.splitlines()
                 lines[block.line : block.line + len(shown)] = shown
         Path(self.module.__file__).write_text("\n".join(lines))
-        (folder / "examples").symlink_to(ROOT / "examples")
+        for shared in ("docs", "examples"):
+            (folder / shared).symlink_to(ROOT / shared)
 
     def do(self, block: Block) -> None:
         if block.title:

@@ -97,7 +97,8 @@ const content = document.querySelector(".md-content");
 const texts = document.createTreeWalker(content, NodeFilter.SHOW_TEXT);
 for (let text; text = texts.nextNode();) {
   if (text.parentElement.closest("pre, script, style")) continue;
-  for (const word of text.data.matchAll(/[\\p{L}\\d_]+/gu)) {
+  const words = /(?<![\\w-])--?[a-z][\\w-]*|\\S+ ± \\S+|[\\p{L}\\d_]+/gu;
+  for (const word of text.data.matchAll(words)) {
     const range = document.createRange();
     range.setStart(text, word.index);
     range.setEnd(text, word.index + word[0].length);
@@ -115,6 +116,19 @@ levels.map((one) => +one.tagName[1]).forEach((level, place, all) => {
 });
 for (const image of document.querySelectorAll(".md-content img"))
   if (!image.alt || (image.complete && !image.naturalWidth)) faults.push("picture " + image.src);
+for (const label of document.querySelectorAll("label[tabindex]"))
+  if (!label.textContent.trim() && !label.ariaLabel) faults.push("no name: " + label.id);
+const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = (rgb) => rgb.map((v) => ((v / 255 + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0.05);
+for (const label of document.querySelectorAll(".doc-label code")) {
+  const style = getComputedStyle(label), [r, g, b, alpha = 1] = numbers(style.color);
+  const part = alpha * getComputedStyle(label.parentElement).opacity;
+  const ground = numbers(getComputedStyle(document.body).backgroundColor).slice(0, 3);
+  const text = [r, g, b].map((v, at) => part * v + (1 - part) * ground[at]);
+  const [low, high] = [light(text), light(ground)].sort((x, y) => x - y);
+  if (high / low < 4.5) faults.push("pale: " + label.textContent);
+}
 return faults;
 """
 IN_BROWSER = ("index", "methods", "commands", "own-graph", "api", "gallery", "results/tables")
@@ -133,6 +147,17 @@ def test_pages_fit_the_screen(site: Path, browser: Browser, width: int, dark: bo
         assert scheme == ("slate" if dark else "default")
         assert browser.run(LAYOUT) == [], (name, width)
         assert browser.log("browser") == [], name
+
+
+def test_pages_follow_the_system_after_the_first_visit(site: Path, browser: Browser) -> None:
+    scheme = "return document.body.dataset.mdColorScheme"
+    browser.size(1440)
+    browser.open(site / "index.html")
+    browser.run("localStorage.clear()")
+    for name, dark in (("index", False), ("methods", True), ("index", False)):
+        browser.size(1440, dark=dark)
+        browser.open(site / f"{name}.html")
+        assert browser.run(scheme) == ("slate" if dark else "default"), (name, dark)
 
 
 def test_a_click_or_enter_on_a_heading_sorts_a_table(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A federation whose three sites are in network namespaces of their own: `unshare -rn namespaces.sh PYTHON DIR`.
 # Prints, as its last line, one JSON object: the bytes that crossed each site's only link, up and down.
-# Server and sites serve metrics on one port, each on the loopback of its own namespace; they are left in DIR.
+# Server and sites serve metrics on one port, each in a separate network namespace; they are left in DIR.
 set -e
 PYTHON=$1 DIR=$2
 ATOLL="$PYTHON -m atoll federate"

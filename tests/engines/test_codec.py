@@ -262,7 +262,7 @@ def test_a_structure_too_deep_to_build_is_refused():
         return message('{"list":[' * levels + '{"value":1}' + "]}" * levels)
 
     assert decode(deep(64))
-    for levels in (65, 400, 900):  # the last is too much for the JSON alone
+    for levels in (65, 400, 900):  # the last is too much for the JSON itself
         with pytest.raises(WireError, match=r"64 levels|not an Atoll message"):
             decode(deep(levels))
 
@@ -311,7 +311,7 @@ REFUSED = {
         Parcel({"w": torch.zeros(3, 2), "b": torch.zeros(2), "x": torch.zeros(1)}, torch.ones(())),
         "content.x",
     ),
-    "nothing in place of a tensor": (
+    "nothing instead of a tensor": (
         Parcel({"w": torch.zeros(3, 2), "b": torch.zeros(2)}, None),
         r"it holds \['content.w', 'content.b'\], but",
     ),

@@ -126,7 +126,7 @@ def test_a_reply_that_cannot_be_read_fails_only_its_site() -> None:
         (
             [2],
             SitesFailed,
-            "site-2: the server's model is not finite after the replies of this",
+            "site-2: the server's model is not finite after the replies of only this site",
         ),
         ([0, 2], ServerDiverged, "is not finite after the replies of site-0, site-2"),
     ],

@@ -47,7 +47,7 @@ def test_every_stage_of_a_method_is_recorded(monkeypatch) -> None:
     made = METHODS["adafgl"](GCN(FEATURES, CLASSES, hidden=5), federated_rounds=4)
     reads = []
     replayed = experiment(made, rounds=10).run(on_round=lambda h: reads.append(h.rounds))
-    # Federated rounds, then the first personal one alone, then the others.
+    # Federated rounds, then the first personal one by itself, then the others.
     assert reads == [1, 4, 5, 6, 10]
     eager = experiment(made, rounds=10, replay=False).run()
     for scored, scores in eager.history.scores.items():
@@ -101,7 +101,7 @@ def test_rounds_are_read_together(monkeypatch) -> None:
     monkeypatch.setattr("atoll.engines.replay.MOMENT", 1e9)
     reads = []
     run = experiment(rounds=9).run(on_round=lambda history: reads.append(history.rounds))
-    # The first alone; the second is rehearsed and recorded, and the rest are replays of it.
+    # The first by itself; the second is rehearsed and recorded, and the rest are replays of it.
     assert reads == [1, 9]
     assert len(run.history.seconds) == 9
     assert run.history.array("deployed", "accuracy", "test").shape == (9, 4)
@@ -166,7 +166,7 @@ def test_what_diverges_stops_where_it_would_have(what, said, fraction, monkeypat
         run.start()
         with pytest.raises(AtollError, match=f"^{re.escape(said)}"):
             to_the_end(run)
-        # What went well before is written down.
+        # Earlier rounds are recorded.
         assert run.history.rounds == 5
         assert {entry.round for entry in run.ledger.entries} >= set(range(5))
 

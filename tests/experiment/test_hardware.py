@@ -36,6 +36,31 @@ def test_a_group_s_share_of_processors_is_kept(
         assert machine.cores() == expected
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc returns freed memory")
+def test_freed_memory_between_kept_blocks_returns_to_the_system() -> None:
+    kept, freed = [], []
+    for _ in range(3000):
+        freed.append(torch.ones(25_000))  # 100 kB
+        kept.append(torch.ones(1))
+    full = machine.resident_memory()
+    freed.clear()
+    machine.return_freed()
+    assert full - machine.resident_memory() > 150e6
+
+
+def test_the_heap_is_trimmed_when_it_exceeds_twice_what_a_round_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, trimmed = iter([1 << 30, 2 << 30, 3 << 30, 1 << 30, 2 << 30]), []
+    monkeypatch.setattr(machine, "resident_memory", lambda: next(sizes))
+    monkeypatch.setattr(machine, "return_freed", lambda: trimmed.append(heap.limit))
+    heap = machine.Heap()
+    for expected in (0, 0, 1, 1, 1):
+        heap.after_round()
+        assert len(trimmed) == expected
+    assert heap.limit == (2 << 30) + (1 << 29)  # measured again after the memory was returned
+
+
 def test_a_gpu_that_others_fill_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = ["CUDA error: out of memory", "CUDA error: an illegal memory access"]
     monkeypatch.setattr(torch, "ones", lambda *_, **__: (_ for _ in ()).throw(full))

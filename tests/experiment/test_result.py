@@ -132,7 +132,7 @@ def test_the_best_test_score_of_the_models_put_aside() -> None:
     assert result(both, **leaky).metrics()["test_accuracy"]["mean"] == pytest.approx(0.35)
     both.cached = [[0], [0, 1]]
     metrics = result(both, **leaky).metrics()
-    # Client 0 was best in round 1, but had put aside round 0 alone.
+    # Client 0 was best in round 1, but had put aside only round 0.
     assert metrics["test_accuracy"]["mean"] == pytest.approx((0.5 + 0.9) / 2)
     assert metrics["last_test_accuracy"]["mean"] == pytest.approx(0.35)
     assert metrics["val_accuracy"]["mean"] == pytest.approx((VAL[2][0] + VAL[0][1]) / 2)

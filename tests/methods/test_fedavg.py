@@ -31,7 +31,7 @@ engines = pytest.mark.parametrize("engine", ENGINES)
 @engines
 @pytest.mark.parametrize(("keeping", "expected"), [("keep", TWO_ROUNDS), ("reset", RESET)])
 def test_fedavg_keeps_or_resets_the_moments(engine, keeping, expected):
-    # Two equal clients: the average is what either of them gets alone.
+    # Two equal clients: the average is what either of them gets by itself.
     with double_precision():
         method = FedAvg(Quadratic((0.5, 0.5)), ADAM, epochs=3, optimizer_state=keeping)
         clients = [owner([1.0, 4.0], [1.0, -2.0], nodes) for nodes in (1, 4)]

@@ -295,7 +295,7 @@ def test_a_plug_finds_the_model_where_there_is_one() -> None:
             run(FedTAD(NET, base=FedProto(NET, inference=inference)), rounds=1)  # type: ignore[arg-type]
     made = run(FedTAD(NET, base=FedProto(NET, share_weights=True)), rounds=1)
     alone = run(FedProto(NET, share_weights=True), rounds=1).server
-    # It corrects the model and leaves the prototypes alone.
+    # It corrects the model and does not change the prototypes.
     assert torch.equal(made.server.base.prototypes, alone.prototypes)
     assert not close(made.server.base.start, alone.start)
 

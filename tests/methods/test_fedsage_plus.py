@@ -137,7 +137,7 @@ def test_every_node_of_the_whole_graph_is_mended_and_always_alike() -> None:
     one, two = (method.mend(graph, state.generator, state.seed) for _ in range(2))
     assert torch.equal(one.x, two.x)
     hidden = graph.real - hide_nodes(state.seed, graph, method.hide, 1).kept
-    # A generator that gives everybody two: also those that were hidden, and the isolated last.
+    # A generator that gives each node two: also those that were hidden, and the isolated last.
     params = tree_map(torch.clone, state.generator)
     params["degree"] = {"weight": torch.zeros(5, 1), "bias": torch.tensor([2.9])}
     assert float(hidden.sum()) > 0

@@ -336,7 +336,7 @@ def test_all_norms_are_kept_and_they_are_those_of_the_splits() -> None:
         assert together[split.round, members].tolist() == pytest.approx(
             [split.mean_norm] * len(members)
         )
-    # Alone in a cluster, a client is its own mean; in company the mean is never longer.
+    # By itself in a cluster, a client is its own mean; in company the mean is never longer.
     alone = [members[0] for members in clusters(made.server) if len(members) == 1]
     assert alone
     torch.testing.assert_close(own[-1, alone], together[-1, alone])
@@ -382,7 +382,7 @@ def test_recipes_can_be_run(path: Path, preset: dict[str, str]) -> None:
     assert (method.net.layers, method.net.hidden, method.net.dropout) == (3, 64, 0.5)
     assert (method.optimizer.lr, method.optimizer.weight_decay) == (1e-3, 5e-4)
     assert (rules.name, rules.select, config.rounds, method.epochs) == ("gcfl", "last", 200, 1)
-    # What a recipe says is what the protocol would have chosen anyway.
+    # The recipe equals the choice of the protocol.
     bare, _ = resolve(make_config(method="gcfl", data=given["data"], protocol="gcfl"))
     assert (config.batch_size, config.clients) == (bare.batch_size, bare.clients)
 

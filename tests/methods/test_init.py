@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from atoll.core.errors import ConfigError
-from atoll.methods import METHODS, FedAvg, method_class, method_name
+from atoll.experiment.config import make_config, resolve
+from atoll.methods import METHODS, FedAvg, method_class, method_name, split_preset
 
 
 def test_methods_are_found_by_name_whatever_the_case():
@@ -24,19 +24,27 @@ def test_methods_are_found_by_name_whatever_the_case():
         ("fed-pub", "fedpub"),
         ("FED_PUB", "fedpub"),
         ("FedSage-Plus", "fedsage+"),
+        ("GCFL+", "gcfl+"),
+        ("GCFL-plus-dWs", "gcfl+dws"),
         ("a:fed-b", "a:fed-b"),
     ],
 )
 def test_names_are_found_as_people_type_them(typed, name):
     assert method_name(typed) == name
-    assert ":" in name or method_class(typed) is METHODS[name]
+    assert ":" in name or method_class(typed) is METHODS[split_preset(name)[0]]
 
 
 def test_gcfl_plus_is_a_preset():
     for name, preset in (("GCFL+", "plus"), ("gcfl+dWs", "plus-dws")):
-        hint = f"'{name}'; it is gcfl with --set preset={preset} (among"
-        with pytest.raises(ConfigError, match=re.escape(hint)):
-            method_class(name)
+        assert split_preset(name) == ("gcfl", preset)
+        config, _ = resolve(make_config(method=name, data="PROTEINS"))
+        assert (
+            config
+            == resolve(make_config(method="gcfl", data="PROTEINS", set={"preset": preset}))[0]
+        )
+    assert split_preset("FedSage+") == ("fedsage+", "")
+    with pytest.raises(ConfigError, match="base=gcfl\\+ is gcfl with a preset"):
+        resolve(make_config(method="fedtad", set={"base": "gcfl+"}))
 
 
 @pytest.mark.parametrize("server", ["adam", "yogi", "adagrad"])

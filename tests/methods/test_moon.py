@@ -174,7 +174,7 @@ def test_it_is_the_papers_loop(engine: str, fraction: float) -> None:
     made = run(method, federation, engine, rounds=4, fraction=fraction)
     server, previous = naive(method, federation, made, 4)
     assert close(made.server, server)
-    # What a client keeps is its model after its own last participation, however long ago.
+    # A client keeps its model after its own last participation, however long ago.
     for state, model in zip(made.simulation.engine.export_states(), previous, strict=True):
         assert (state is None) == (model is None)
         assert state is None or close(state.previous, model)

@@ -163,7 +163,7 @@ def test_js_by_sampling_is_symmetric_and_bounded():
     assert js.min() >= 0
     assert js.max() <= math.log(2)
     assert js[0, 5].item() == pytest.approx(math.log(2), abs=1e-9)
-    # Whoever else takes part, and in which order, changes nothing.
+    # The other clients and their order change nothing.
     order = torch.tensor([3, 1, 4])
     some = js_by_sampling(mean[order], log_variance[order], make_key(1), 64)
     torch.testing.assert_close(some, js[order][:, order], rtol=0, atol=1e-12)

@@ -154,6 +154,8 @@ def test_labels_keep_apart_and_many_points_are_thinned():
     assert np.diff(placed).min() >= 15 - 1e-9
     assert min(placed) >= 0
     assert max(placed) <= 100
+    low, high = spread_out([50, 50], [15, 30], 100)  # a label of one line, and one of two
+    assert abs(high - low) == 22.5
     assert thinned(1000)[[0, -1]].tolist() == [0, 999]
     assert len(thinned(1000)) <= 120
 

@@ -2,8 +2,11 @@
 
 import shutil
 
+import numpy as np
+
 import atoll
 from atoll.report import collect
+from atoll.report.maps import _MEASURES, _sizes
 from atoll.report.page import page
 from tests.experiment.own_graphs import write_own
 
@@ -24,3 +27,9 @@ def test_the_report_needs_no_checkpoint_and_no_data(study, tmp_path):
     shutil.copytree(study / "cells" / "fedpub-3", copy, ignore=ignore)
     assert "fedpub: mixture" in page(collect([copy]))
     assert atoll.read_result(copy).clients == 3
+
+
+def test_the_legend_names_every_part_of_a_bar():
+    measured = {name: np.array([3]) for name in _MEASURES} | {"roles": np.array([[1, 1, 1]])}
+    assert "in no split" not in _sizes(measured, ["a"])
+    assert "in no split" in _sizes(measured | {"nodes": np.array([4])}, ["a"])

@@ -63,7 +63,7 @@ def test_every_section_has_something_to_say(html):
         "the highest mean test accuracy: <b>", "band: lowest to highest seed", "fedpub: similarity",
         "fedgta: mixture", "gcfl: clusters of clients", "connect two clients",
         "evaluation (separate)", "Data that stay private", "MB / round", "torch",
-        "atoll run --config config.toml",
+        "atoll run <span>--config</span> config.toml",
         "masks, and the optimizer", "Divergence of structure",
     ):  # fmt: skip
         assert text in html, text
@@ -189,6 +189,13 @@ def test_no_horizontal_overflow_and_no_errors(browser, path, width, section, dar
              && !e.closest(".scroll, pre, nav ul, .hidden")).map(e => e.className || e.tagName)"""
     )
     assert outside == []
+    cut = browser.run(
+        """return [...document.querySelectorAll("pre, caption:not(.hidden)")].filter(e =>
+             e.checkVisibility() && (e.scrollWidth > e.clientWidth
+             || e.offsetWidth > e.parentElement.parentElement.clientWidth))
+             .map(e => e.textContent)"""
+    )
+    assert cut == []
     assert browser.run(CONTRAST) == []
 
 

@@ -3,9 +3,11 @@
 import pytest
 
 import atoll
+from atoll.present.chart import DASHED, SOLID
 from atoll.report import collect, write_report
 from atoll.report.collect import main_table
 from atoll.report.page import page
+from atoll.report.results import best_lines
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +52,13 @@ def test_a_comparison_by_a_chosen_metric_leads_with_it(tmp_path):
 
 
 def test_epochs_leave_out_baselines_which_have_none(tmp_path):
-    how = {"clients": 2, "rounds": 1, "seeds": 1}
+    how = {"clients": 2, "rounds": 2, "seeds": 1}
     arms = {"majority": "majority", "few": "fedavg:epochs=3", "many": "fedavg:epochs=10"}
     atoll.compare(arms, "lagoon:nodes=120", out=tmp_path / "study", **how)
-    assert "<td>3, 10</td><td>1</td></tr></tbody>" in page(collect([tmp_path / "study"]))
+    found = collect([tmp_path / "study"])
+    assert "<td>3, 10</td><td>1</td></tr></tbody>" in page(found)
+    lines = {line.name.split()[0]: line for line in best_lines(found.shown)}
+    assert [*lines["majority"].x] == [1, 2]  # its only score, across the chart
+    assert (lines["majority"].dash, lines["few"].dash) == (DASHED, SOLID)
     (cell,) = (tmp_path / "study" / "cells").glob("*-majority")
     assert "<td>–</td><td>1</td></tr></tbody>" in page(collect([cell]))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.report import collect
+from atoll.report import collect, results
 from atoll.report.collect import Collection, main_table
 from atoll.report.page import page
 from atoll.report.results import by_client
@@ -51,6 +51,8 @@ def test_the_answer_the_chart_and_the_tests_are_in_the_studys_metric(compared: P
     assert "too few to tell" not in parts["accuracy"]
     assert "highest mean test accuracy" in parts["accuracy"]
     assert "AUC" not in parts["accuracy"]
+    assert "alone" not in summary(found)
+    assert re.search(r"<th[^>]*>local</th>", summary(found))
     assert "Wilcoxon" not in summary(found)
     assert "Wilcoxon" in page(found)  # on the technical page
 
@@ -69,6 +71,22 @@ def test_the_level_of_guessing_and_the_threshold_are_on_the_page(tmp_path: Path)
     assert "reaches" not in parts["macro F1"].partition("%</b>")[2]
     threshold = result.metrics()["threshold"]["mean"]
     assert f"alert if the probability is at least {threshold:.3g} (max_f1" in parts["accuracy"]
+
+
+def test_the_axis_of_the_seeds_contains_every_error_bar(
+    compared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    axis = results.strip_axis
+    monkeypatch.setattr(
+        results, "strip_axis", lambda values, share: asked.extend(values) or axis(values, share)
+    )
+    found = collect([compared])
+    summary(found)
+    for one in found.shown:
+        seeds = np.array(results.percents(one, "test_auc"))
+        assert min(asked) <= seeds.mean() - seeds.std(ddof=1)
+        assert max(asked) >= seeds.mean() + seeds.std(ddof=1)
 
 
 def test_a_metric_of_one_class_names_the_class(tmp_path: Path) -> None:

@@ -59,6 +59,29 @@ def test_docstrings_have_one_statement_in_their_first_line(text, faults):
     assert [one[: len(fault)] for one, fault in zip(found, faults, strict=True)] == faults
 
 
+@pytest.mark.parametrize(
+    ("module", "faults"),
+    [
+        ("x = 1  # of this site alone", [1]),
+        ('"""A module."""\nwhy = f"{x}, for this site alone"', [2]),
+        ('x = folder("alone")\nhint = "the option `alone` is unknown"', []),
+    ],
+)
+def test_comments_and_texts_of_a_module_are_read(module, faults):
+    assert [number for number, _ in english.text_faults(module.splitlines())] == faults
+
+
+OTHERS = ("a.svg", "a.html", "b.ipynb", "c.cff", "d.sh", "e.service", "f.txt")
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "Makefile", "packaging/Dockerfile"])
+def test_every_kind_of_text_is_read(folder, monkeypatch, name):
+    monkeypatch.setattr(english, "git", lambda *words: name)
+    (folder / "packaging").mkdir()
+    (folder / name).write_text("# a\nIt says so.\nIt trains alone.\n")
+    assert [one.split("'")[1] for one in english.findings()] == ["says so", "alone"]
+
+
 def test_the_exit_code_reports_faults(folder, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["english.py", "page.md"])
     for text, code in (("Plain English.\n", 0), ("It says so.\n", 1)):

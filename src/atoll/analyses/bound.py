@@ -5,9 +5,9 @@
 The paper concludes that edge weights below one reduce the bound. Therefore we compute every side
 twice after a round: with all edges (raw), and with the client's own edge weights (causal).
 
-Here d(k, l) is the divergence of clients k and l: two networks disagree on a fraction of a client's
-nodes, and d is twice the largest difference of this fraction, over all pairs of networks. Our pairs
-consist only of the networks that the clients train in the next round, so our d is a lower estimate.
+Here d(k, l) is the divergence of clients k and l. Two networks disagree on a fraction of a client's
+nodes. d is twice the largest difference of this fraction between k and l, over all pairs of
+networks. We use only the networks of the next round's clients, so our d is a lower estimate.
 
 m is the size of the smallest client. A larger client is represented by m random nodes, with their
 degrees in its whole graph. A is the adjacency and X the features of the m nodes. A includes
@@ -61,7 +61,7 @@ Numbers = dict[str, np.ndarray]
 def follow_bound(
     config: RunConfig, *, every: int = 20, on_round: Callable[[int], None] | None = None
 ) -> Claim:
-    """Run fedath. Compute all sides at the start, every `every` rounds, and at the end."""
+    """Train FedATH. Compute both sides of `STEPS` at the start, each `every` rounds and the end."""
     found: dict[int, list[Numbers]] = {}
     for seed in range(config.seed, config.seed + config.seeds):
         made = Problem.of(msgspec.structs.replace(config, seed=seed)).divide(seed)
@@ -202,7 +202,7 @@ def _claim(config: RunConfig, found: dict[int, list[Numbers]]) -> Claim:
 def _proof(pairs: Numbers) -> tuple[Table, dict[str, float]]:
     """Return a table of both sides, and the fraction of pairs for which each inequality holds.
 
-    Of the fractions with all edges and with edge weights, it is the smaller one.
+    This is the smaller one of two fractions: with all edges, and with edge weights.
     """
     lines, holds = [], dict[str, float]()
     for name, words in STEPS.items():

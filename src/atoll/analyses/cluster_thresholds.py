@@ -8,9 +8,9 @@ sets them "through offline training for about 50 rounds" and gives no details. H
 - The method runs with one cluster that never splits, and we record all norms.
 - ε1 is the 10th percentile of the mean update's norm in the second half of the rounds: "as small as
   possible", as the paper requires, but within reach.
-- ε2 is 1 % below the norm of the largest update: its median in those rounds, or its minimum over
-  those of them with a mean update below ε1, whichever is smaller. With a lower value, clusters
-  split until each has one or two clients. Only validation scores can show whether splits help.
+- ε2 is 1 % below the smaller of two numbers: the median norm of the largest update in those rounds,
+  and its minimum over those of them with a mean update below ε1. With a lower value, clusters split
+  until each has one or two clients. Only validation scores can show whether splits help.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ThresholdProposal:
 
     @property
     def falling(self) -> float:
-        """Relative decrease of the mean's norm from the third to the last quarter."""
+        """Relative decrease of the mean update's median norm from the third to the last quarter."""
         third, last = np.array_split(self.together[self.tail :], 2)
         return float(1 - np.median(last) / np.median(third))
 

@@ -47,7 +47,7 @@ class Gain:
 
     @property
     def spread(self) -> float | None:
-        """The paper's ±: mean over clients of the deviation over seeds, or None for one seed."""
+        """The paper's ±: mean over clients of the standard deviation over seeds, or None."""
         seeds = len(self.accuracy)
         return float(np.nanmean(self.accuracy.std(0, ddof=1))) if seeds > 1 else None
 
@@ -120,7 +120,7 @@ class ClusterStudy:
         return self._inside(np.where(np.isin(own, members), 0, own + 1))
 
     def company(self) -> np.ndarray:
-        """Return each client's mean structure heterogeneity to its final cluster, (K,)."""
+        """Return each client's mean structure heterogeneity to the others in its cluster, (K,)."""
         last = self.label[-1]
         mates = (last[:, None] == last) & ~np.eye(len(last), dtype=bool)
         known = mates & np.isfinite(self.pairs.structure)
@@ -146,7 +146,7 @@ def inside(matrix: np.ndarray, label: np.ndarray) -> float:
 
 
 def labels_by_round(splits: Sequence[Split], rounds: int, clients: int) -> np.ndarray:
-    """Return every client's cluster after each round, (R, K), with the numbers of the server."""
+    """Return each client's cluster after each round, (R, K), by the server's cluster numbers."""
     label = np.zeros((rounds, clients), dtype=np.int64)
     for number, split in enumerate(splits, start=1):
         label[split.round :, list(split.leave)] = number
@@ -229,8 +229,8 @@ def cluster_parts(found: ClusterStudy) -> list[Part]:
         caption += " For gains, give the folder of a run of local with --against."
     else:
         caption += (
-            f" Gains are points over {found.baseline}, per client, of means over seeds; the "
-            "paper's ratio counts clients that are not worse."
+            " A client's gain is the difference of means over seeds, in points over "
+            f"{found.baseline}; the paper's ratio counts clients that are not worse."
         )
     return [*parts, _gain_table(found), quiet(caption)]
 

@@ -10,6 +10,7 @@ import numpy as np
 from atoll.analyses.clusters import ClusterStudy, summary, title
 from atoll.present import chart as plot
 from atoll.present.chart import Axis, Chart, Line, Mark, Panels, Rule, Texts, colour_of, titled
+from atoll.present.chart_svg import spread_out
 
 PANELS = 6
 """Panels of the plot of norms: the largest clusters, and all other clients in the last panel."""
@@ -113,9 +114,14 @@ def _norm_chart(found: ClusterStudy, text: str, members: list[int], named: bool 
     marks: list[Mark] = []
     for member in members:
         marks.append(Line(rounds, found.norms[:, member], colour[member], width=0.9))
-        if colour[member] == plot.GREY and len(members) <= PANELS:
-            end, name = found.norms[-1, member], f" {found.names[member]}"
-            marks.append(Texts([rounds[-1]], [end], [name], place="right", size=7))
+    single = [member for member in members if colour[member] == plot.GREY]
+    if single and len(members) <= PANELS:
+        logs = np.log(np.where(found.norms > 0, found.norms, np.nan))
+        low, room = np.nanmin(logs), np.ptp(logs[np.isfinite(logs)])
+        ends = low + np.array(spread_out(logs[-1, single] - low, 0.05 * room, room))
+        names = [f" {found.names[member]}" for member in single]
+        right = [rounds[-1]] * len(single)
+        marks.append(Texts(right, np.exp(ends), names, place="right", size=7))
     if len({found.label[-1, member] for member in members}) == 1:
         marks.append(Line(rounds, found.together[:, members[0]], plot.BLACK, width=1.4))
     # A threshold far from all norms would leave no space for them.

@@ -64,7 +64,7 @@ class Effect:
     train: float  # training nodes of the measured client, mean over seeds
     train_all: float  # training nodes of all clients
     test: float  # test nodes of the accuracies
-    homophily: float  # of the measured client: of the class (FedTAD, Eq. 2), or of all edges
+    homophily: float  # of the measured client, for the class (FedTAD, Eq. 2) or all its edges
     homophily_others: float  # mean over the other clients
     present: np.ndarray  # accuracy with the client, (S,)
     absent: np.ndarray  # accuracy without the client, (S,)
@@ -82,12 +82,12 @@ class Contribution:
     config: RunConfig  # resolved, with all defaults
     client: int  # the number of the measured client
     vary: str  # one of `atoll.data.isolate.VARY`
-    ratio: float  # fraction of random edges in the topology variations
+    ratio: float  # fraction of random edges, if `vary` changes the topology
     train: np.ndarray  # training nodes, (S, K, C)
     homophily: np.ndarray  # edge homophily, (K,); NaN if a client has no edge
     class_homophily: np.ndarray  # FedTAD's Eq. 2, (K, C); NaN if no edge touches the class
-    present: np.ndarray  # test nodes with the client, true by predicted class, (S, K, C, C)
-    absent: np.ndarray  # the same without the client
+    present: np.ndarray  # test nodes by true and predicted class, (S, K, C, C)
+    absent: np.ndarray  # the same for the model that was trained without the client
     best: np.ndarray  # the selected round with and without the client, (S, 2)
     about: dict[str, Any]  # description of the federation
     notes: tuple[str, ...] = ()  # notes of the loader about the user's own data
@@ -128,8 +128,8 @@ class Contribution:
     def correlations(self) -> dict[str, dict[str, float]]:
         """Return Spearman's ρ and its p-value between the classes' mean gains and three causes.
 
-        "labels" is the client's share of a class's training nodes. "homophily" is its homophily in
-        the class, and "homophily_advantage" is this number minus the mean of the other clients.
+        "labels" is the client's share of a class's training nodes. "homophily" is the client's
+        homophily in the class, and "homophily_advantage" this number minus the others' mean.
         """
         rows = self.classes()
         gain = np.array([mean(row.gain) for row in rows])
@@ -155,13 +155,13 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def mean(values: np.ndarray) -> float:
-    """Average over the seeds that have a number, or return NaN if no seed has one."""
+    """Return the mean of the finite values, one per seed, or NaN if none is finite."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else float("nan")
 
 
 def std(values: np.ndarray) -> float | None:
-    """Return the standard deviation over the seeds with a number, or None for fewer than two."""
+    """Return the standard deviation of the finite values, or None if fewer than two are finite."""
     known = values[np.isfinite(values)]
     return float(known.std(ddof=1)) if known.size > 1 else None
 
@@ -209,7 +209,7 @@ def contribution(
 def _divider(
     problem: Problem, first: int
 ) -> tuple[Callable[[int], Federation], RunConfig, list[str]]:
-    """Return a function from split seeds to clients, the full configuration, and loader's notes."""
+    """Return a function from a split's seed to clients, the full configuration, and notes."""
     # The partition is always that of the first seed; a federation file has only one.
     if problem.divided is not None:
         made = problem.divide(first)

@@ -122,7 +122,7 @@ def _client_edges(graph: Graph, weight: Tensor) -> ClientEdges:
 
 
 def _norm(loops: Sparse, weight: Tensor) -> float:
-    """Return ‖D^-1/2 (A∘w + I) D^-1/2‖_F, the norm of P in the proof of FedATH's Corollary 5.2."""
+    """Return ‖D^-1/2 (W + I) D^-1/2‖_F for edge weights W: FedATH's ‖P‖ (Corollary 5.2)."""
     rows, columns = loops.rows.long(), loops.columns.long()
     degree = torch.zeros(loops.shape[0], dtype=weight.dtype).index_add(0, rows, weight)
     return float((weight / (degree[rows] * degree[columns]).sqrt()).square().sum().sqrt())
@@ -147,7 +147,7 @@ def explanation_files(found: Explanation, form: str = "csv") -> dict[str, object
 
 
 def explanation_table(found: Explanation) -> Table:
-    """Make a table of the medians and norms of each client."""
+    """Make a table of the median edge weights and the norms of each client."""
     plain, causal = found.distance["all edges"], found.distance["causal edges"]
     names = ("client", "edges", "same class", "different class", "norm", "norm, all edges")
     lines = []
@@ -224,7 +224,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class NodeExplanation:
-    """The reasons for the prediction of one node, strongest first."""
+    """The reasons for the prediction of one node, the largest decrease of probability first."""
 
     node: str
     client: str
@@ -246,7 +246,7 @@ def explain_node(
 ) -> NodeExplanation:
     """Explain the prediction of a node in the training data, or in new `data`.
 
-    With `joined`, new nodes belong to the training graph. `top` limits features and neighbours.
+    With `joined`, new nodes join the training graph. `top` limits features and neighbours.
     """
     trained = Trained.of(folder, seed, "cpu", None)
     source, start, members = _nodes(trained, data, joined, client)
@@ -376,7 +376,7 @@ def _without_neighbour(graph: Tensors, place: int) -> Tensors:
 
 
 def node_tables(found: NodeExplanation) -> list[Table]:
-    """Make tables of the features and neighbours with the largest effect."""
+    """Make tables of the found features and neighbours, in order of the change in probability."""
     p, name = found.probability, found.label
     title = f"Node {found.node} of client {found.client or 'unknown'}: {name}, probability {p:.3f}"
     rows = [(r.name, f"{r.value:.3g}", *_numbers(r, p)) for r in found.features]

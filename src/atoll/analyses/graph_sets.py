@@ -5,9 +5,9 @@ The paper does not describe its computation. We inferred it from its public code
 - Random graphs have the same nodes and density as a graph, so their number of edges varies. An
   undefined kurtosis counts as zero. The p-value of kurtosis is one-sided. The paper does not name
   the test, and we use Welch's.
-- An embedding joins anonymous walks of 3 to 7 steps, only 100 of each length. So few walks differ
-  by chance: `enough_walks` returns the number that determines the embedding.
-- The "divergence" of features is its square root, the distance.
+- An embedding joins anonymous walks of 3 to 7 steps, only 100 of each length. With so few walks,
+  embeddings of the same graph differ by chance. `enough_walks` returns a sufficient number.
+- The "divergence" of features is the Jensen-Shannon distance, the square root of the divergence.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Row = dict[str, str]
 
 
 def enough_walks(steps: int, *, eps: float = 0.1, delta: float = 0.01) -> int:
-    """Return the walks for an L1 error below `eps` with probability 1 - `delta` (Ivanov, 2018)."""
+    """Return the number of walks for an L1 error below `eps` with probability 1 - `delta`."""
     patterns = len(walk_patterns(steps))
     return math.ceil(2 * (math.log(2) * patterns - math.log(delta)) / eps**2)
 
@@ -131,7 +131,7 @@ def printed_rows(table: str) -> list[Row]:
 
 
 def gcfl_table(number: str, root: str | None, seed: int = 0) -> Claim:
-    """Compare Table 1 or 2 with the published values. A missing set has a dash and a sentence."""
+    """Compare our Table 1 or 2 with the published one. A missing set has a dash and a sentence."""
     check_name("table of gcfl that describes data", number, _TABLES)
     rows = printed_rows(number)
     names = dict.fromkeys(row[key] for row in rows for key in ("first", "second") if row[key])

@@ -54,7 +54,7 @@ class Linear:
 
     @property
     def laplacian(self) -> ndarray:
-        """L in the notation of the paper."""
+        """The normalised adjacency D^-1/2 (A + I) D^-1/2, which the paper calls L, (N, N)."""
         scale = (1 + self.a.sum(1)) ** -0.5
         return np.asarray(scale[:, None] * (self.a + np.eye(len(self.a))) * scale)
 
@@ -103,7 +103,7 @@ def bound(one: Linear, other: Linear, kind: str) -> float:
 
 
 def client_matrices(graph: Graph, classes: int, seed: int, *, most: int = NODES) -> Linear:
-    """Sample up to `most` nodes of a client, or at least one whole graph.
+    """Sample up to `most` nodes of a client, or of a set of graphs whole graphs, at least one.
 
     The label of a graph applies to all its nodes.
     """

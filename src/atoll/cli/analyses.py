@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from atoll.present.tables import Part
 
 VARY = (
-    "Keep only one kind of difference: nodes (no edges), topology (one client's nodes, more random "
-    "edges at each client), class-topology (random edges at other classes), or none."
+    "Keep only one kind of heterogeneity: nodes (no edges), topology (every client has the graph "
+    "of --client and random edges), class-topology (random edges between classes); none keeps all."
 )
-RATIO = "Add this many random edges, as a fraction of a topology's edges.  [default: 0.5]"
+RATIO = "Set the number of random edges, as a fraction of the edges of --client.  [default: 0.5]"
 FILES = option("--out DIR", "Write plots and numbers into this folder.", PATH)
 
 
@@ -175,7 +175,7 @@ def explain(
     The command uses PyG's GNNExplainer for every method that `atoll export` can write.
     """
     if edges == (node is not None):
-        hint = "--edges for the edges that fedath trusts"
+        hint = "--edges to write FedATH's edge weights"
         raise ConfigError(f"give either --node ID to explain a prediction, or {hint}")
     from atoll.analyses import explain as analysis
     from atoll.present.files import write_all

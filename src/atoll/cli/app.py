@@ -27,7 +27,7 @@ from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import demo, run, watch
 from atoll.cli.tune import tune
-from atoll.core.errors import AtollError, described
+from atoll.core.errors import AtollError, described, own_line
 from atoll.present.ascii import adapt
 
 ANALYSES = (inspect, contribution, clusters, tune_clusters, explain, similarity)
@@ -77,6 +77,9 @@ class AtollGroup(AtollSubgroup):
             if isinstance(error, OSError) and error.strerror:
                 where = f" '{error.filename}'" if error.filename else ""
                 click.echo(f"error: {error.strerror}{where}", err=True)
+                ctx.exit(2)
+            if own_line(error):  # for example of the user's method
+                click.echo(f"error: {described(error)}; correct it", err=True)
                 ctx.exit(2)
             text = f"internal error: {described(error)}"
             click.echo(f"{text}; `atoll --debug ...` shows the traceback", err=True)

@@ -148,7 +148,7 @@ def stoppable(report: Callable[[BaseException], None]) -> Iterator[None]:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable garbage collection while torch is imported. Later it skips objects made so far."""
+    """Disable garbage collection while torch is imported. Later collections skip these objects."""
     # A process that imported torch earlier may have garbage, which `gc.freeze` would keep.
     first = "torch" not in sys.modules and gc.isenabled()
     if first:

@@ -43,6 +43,7 @@ SEEDS = option("--seeds N", "Run every method with the same N seeds.  [default: 
     option("--alpha P", "Set the significance level of the tests.  [default: 0.05]", float),
     option("--tex FILE", "Write a LaTeX table.", PATH),
     options.OUT,
+    options.OVERWRITE,
     options.resume("Resume the stopped study in DIR, or show a finished study again."),
     options.LOG,
     *options.STUDY,
@@ -61,19 +62,23 @@ def compare(
     from atoll.cli.study_progress import StudyWatcher
     from atoll.experiment.folder import check_folder
     from atoll.studies.compare.comparison import read_request, run_request
-    from atoll.studies.compare.plan import make_request
+    from atoll.studies.compare.plan import make_request, plain_arm
 
     data, clients, grid = common.pop(given, "data", "clients", "grid").values()
-    how, tests = common.pop(given, "log", "jobs"), common.pop(given, "against", "metric", "alpha")
+    how = common.pop(given, "log", "jobs", "overwrite")
+    tests = common.pop(given, "against", "metric", "alpha")
     tests = {name: value for name, value in tests.items() if value is not None}
     here = Path.cwd()
     folder, chosen = common.to_resume(given.pop("resume_from")), common.chosen_options(given)
     tex = here / tex if tex is not None and here != Path.cwd() else tex
     if folder is not None:
         several = {"methods": methods, "data": data, "clients": clients, "grid": grid, "out": out}
+        several["overwrite"] = how["overwrite"] or None
         allowed = "--against, --metric, --alpha, --tex, --log, --jobs, --json and --quiet"
         common.refuse_beside_resume("study", several | chosen, allowed)
         request = read_request(folder)
+        if "against" in tests:
+            tests["against"] = plain_arm(str(tests["against"]), request.methods)
     else:
         grids: dict[str, list[str]] = {}  # a repeated key adds its values
         for key, text in (common.pair("grid", text) for text in grid):

@@ -9,7 +9,16 @@ from pathlib import Path
 import click
 
 from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_text
-from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
+from atoll.cli.options import (
+    DATA_ROOT,
+    FEDERATION,
+    PATH,
+    PATH_TEXT,
+    SEED_OF_DATA,
+    Strings,
+    command,
+    option,
+)
 from atoll.core.errors import ConfigError
 
 MIRROR = (
@@ -28,8 +37,8 @@ def data() -> None:
     short_help="Download data sets.",
     params=[
         click.Argument(["names"], nargs=-1, required=True),
-        option("--mirror DIR|URL", MIRROR),
-        option("--data-root DIR", ROOT),
+        option("--mirror DIR|URL", MIRROR, PATH_TEXT),
+        option("--data-root DIR", ROOT, PATH_TEXT),
         option("--force", "Overwrite existing files."),
     ],
 )
@@ -128,8 +137,8 @@ def cache(clear: bool) -> None:
     *FEDERATION,
     SEED_OF_DATA,
     option("--out FILE", "Write the federation to FILE, which must be new.", PATH, required=True),
-    example="atoll partition --data cora --clients 10 --out cora10.atoll, then "
-    "atoll run fedavg --data cora10.atoll, here or elsewhere",
+    example="atoll partition --data cora --clients 10 --out cora10.atoll && "
+    "atoll run fedavg --data cora10.atoll",
 )
 def partition(out: Path, **given: object) -> None:
     """Divide data as `atoll run` does, and save the federation in one file (--data FILE)."""

@@ -63,50 +63,59 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
 
     A league is a set of rules. A row is one method on one data set and partition, over all seeds.
     The command skips a row that the file contains with the same complete configuration. --minutes
-    0 only prints the ranking.
+    0 only ranks the rows of the file, which needs no data.
     """
-    from atoll.core.errors import check_name
     from atoll.present.tables import check_file
-    from atoll.studies.compare.plan import split_names
-    from atoll.studies.leaderboard.leagues import Wanted, plan_league
+    from atoll.studies.compare.plan import plain_arm, split_names
+    from atoll.studies.leaderboard.leagues import Wanted, chosen_rows, plan_league
     from atoll.studies.leaderboard.rows import read_rows
 
     how = common.pop(given, "minutes", "out", "jobs", "quiet")
     texts = common.pop(given, "methods", "data", "partitions")
     lists = {name: split_names(text) if text else [] for name, text in texts.items()}
     reference, seeds = common.pop(given, "against", "seeds").values()
+    reference = plain_arm(reference) if reference else None
     wanted = Wanted(**lists, seeds=seeds, options=common.chosen_options(given))
     check_file(path)
     if page is not None:
         _check_page(page)
-    plans = [plan_league(name, wanted) for name in split_names(league)]
-    entries = [entry for found, _ in plans for entry in found]
-    notes, rows = [note for _, own in plans for note in own], read_rows(path)
-    if reference is not None:
-        check_name(
-            "method to test against", reference, {one.run.labels["method"] for one in entries}
-        )
+    leagues, rows = split_names(league), read_rows(path)
     console, failed = common.make_console(), list[str]()
-    if dry_run:
-        _show_plan(console, entries, rows, notes)
-        return
-    if not how["quiet"]:
-        common.print_notes(console, notes)
-    if how["minutes"] != 0:
+    if how["minutes"] == 0 and not dry_run:  # only rank, which needs no data
+        found = chosen_rows(list(rows.values()), leagues, wanted)
+        _check_reference(reference, {row.method for row in found})
+        known = f"{len(found)} of {len(rows)} rows of {path} are ranked"
+    else:
+        plans = [plan_league(name, wanted) for name in leagues]
+        entries = [entry for one, _ in plans for entry in one]
+        notes = [note for _, own in plans for note in own]
+        _check_reference(reference, {one.run.labels["method"] for one in entries})
+        if dry_run:
+            _show_plan(console, entries, rows, notes)
+            return
+        if not how["quiet"]:
+            common.print_notes(console, notes)
         _run(console, entries, path, failed, **how)
         rows = read_rows(path)
+        found = [rows[one.key] for one in entries if one.key in rows]
+        count = sum(one.is_known(rows) for one in entries)
+        known = f"{count} of {len(entries)} rows are in {path}"
     if not how["quiet"]:
-        _show(
-            console, [rows[one.key] for one in entries if one.key in rows], reference or REFERENCE
-        )
+        _show(console, found, reference or REFERENCE)
     if page is not None:
         _write_page(page, list(rows.values()), reference or REFERENCE)
-    known = sum(one.is_known(rows) for one in entries)
-    click.echo(f"{known} of {len(entries)} rows are in {path}", err=True)
+    click.echo(known, err=True)
     for problem in failed:
         click.echo(f"failed: {problem}", err=True)
     if failed:
         click.get_current_context().exit(1)
+
+
+def _check_reference(reference: str | None, methods: set[str]) -> None:
+    from atoll.core.errors import check_name
+
+    if reference is not None:
+        check_name("method to test against", reference, methods)
 
 
 def _check_page(page: Path) -> None:

@@ -9,11 +9,25 @@ from typing import Any
 
 import click
 
+from atoll.core.errors import ConfigError
 from atoll.engines.base import AUTO, ENGINES
 
 Strings = tuple[str, ...]
 Kind = type | click.ParamType[object]
-PATH = click.Path(path_type=Path)
+
+
+class _Path(click.Path):
+    """A path. An empty text would mean the current folder, and is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "" and param is not None:
+            option = isinstance(param, click.Option)
+            name = max(param.opts, key=len) if option else param.human_readable_name
+            raise ConfigError(f"{name} is empty; give a path")
+        return super().convert(value, param, ctx)
+
+
+PATH, PATH_TEXT = _Path(path_type=Path), _Path()
 
 
 def command(
@@ -71,6 +85,7 @@ METHODS = click.Argument(["methods"], metavar="METHOD...", nargs=-1)
 DATA_ROOT = option(
     "--data-root DIR",
     "Look for data sets in this folder.  [default: ATOLL_DATA, else ~/.cache/atoll/data]",
+    PATH_TEXT,
 )
 DATA = option(
     "--data NAME|PATH",
@@ -133,7 +148,7 @@ DIVISION = (
         "[default: chosen by the protocol]",
         int,
     ),
-    option("--schema FILE", SCHEMA),
+    option("--schema FILE", SCHEMA, PATH_TEXT),
     ENCODER,
     repeatable(
         "--own KEY=VALUE",
@@ -191,8 +206,8 @@ EVALUATE = option(
 )
 METRIC = option(
     "--metric NAME",
-    "Select the reported round by this metric, which studies also optimise and test: accuracy, "
-    "macro_f1, auc, average_precision, recall@1%, ... (docs/metrics.md).  "
+    "Select the reported round by this metric: accuracy, macro_f1, auc, average_precision, "
+    "recall@1%, ... (docs/metrics.md). `tune` also optimises it, and `compare` tests it.  "
     "[default: chosen by the data]",
 )
 LOSS = (
@@ -238,6 +253,7 @@ CONFIG = option(
 OUT = option(
     "--out DIR", "Save the result in this folder.  [default: a new folder in atoll-runs]", PATH
 )
+OVERWRITE = option("--overwrite", "Replace the run or the study in --out.")
 JOBS = option(
     "--jobs N",
     "Run N processes in parallel; auto uses one per core if that is faster, and fewer on a GPU.",

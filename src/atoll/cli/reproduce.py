@@ -13,8 +13,8 @@ from atoll.cli.claim import show_claim
 from atoll.cli.options import PATH, command, option, repeatable
 
 ONLY = (
-    "Run only cells that match; columns are dataset, setting, clients, method and metric, and two "
-    "values of one column mean either."
+    "Run only cells that match; columns are dataset, setting, clients, method and metric, and "
+    "several values of one column are alternatives."
 )
 OUT = (
     "Save the study in this folder, and skip the runs that it already contains.  "

@@ -28,7 +28,7 @@ NEWCOMER = (
     *options.TRAINING,
     options.CONFIG,
     options.OUT,
-    option("--overwrite", "Replace the run in --out."),
+    options.OVERWRITE,
     options.resume("Resume the stopped run in DIR; a larger --rounds extends a finished run."),
     option(
         "--from --from-run RUN", "Start with the model of a finished run.", PATH, name="from_run"

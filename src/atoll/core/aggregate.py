@@ -120,7 +120,7 @@ def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
 
 
 def aggregated(rule: Rule, server: Tree, reply: Tree, key: Tensor) -> tuple[Tree, Tree]:
-    """Return the next model and rule state, for a method with its own record (`next_server`)."""
+    """Return the next model and rule state, which a method with its own record stores itself."""
     state = getattr(server, "rule", None)
     return combine(rule, model_of(server), reply.model, reply.weight, key, state)
 
@@ -159,7 +159,7 @@ def _weighted(weight: Tensor, leaf: Tensor) -> Tensor:
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Cosine similarities of all pairs of rows, (K, K). A zero row is similar only to itself."""
+    """Return cosines of all pairs of rows, (K, K). A zero row is similar only to itself."""
     unit = functional.normalize(rows, dim=-1)
     same = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     return torch.where(same, 1.0, unit @ unit.T)

@@ -19,7 +19,7 @@ _NOT_OWN = (str(Path(__file__).parents[1]), *_PACKAGES)
 
 
 class AtollError(Exception):
-    """Base class of these errors. The command line prints the error and exits with code 2."""
+    """Base class of Atoll's errors. The command line prints the error and exits with code 2."""
 
 
 class ConfigError(AtollError):
@@ -67,13 +67,18 @@ class DeviceFull(AtollError):
 def described(error: BaseException) -> str:
     """Describe an error as `TypeError in mine.py line 9: ...`.
 
-    The line is the innermost one in a user's file. Without such a line, the text has only the type
-    and the message.
+    The line is the innermost one in a user's file. Without such a line, the text contains only the
+    type and the message.
     """
+    where = f" in {place}" if (place := own_line(error)) else ""
+    return f"{type(error).__name__}{where}: {error}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return the innermost line of an error in a user's file: `mine.py line 9`, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.endswith(".py") and not f.filename.startswith(_NOT_OWN)]
-    where = f" in {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
-    return f"{type(error).__name__}{where}: {error}"
+    return f"{Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
@@ -92,7 +97,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
 
 
 def not_installed(user: str, package: str, extra: str) -> ConfigError:
-    """Return the error for a package of an extra that is not installed."""
+    """Return the error for a missing package. It names the extra that installs the package."""
     problem = f"{user} needs the package {package}, which is not installed"
     return ConfigError(f"{problem}; install it with: pip install 'atoll-fgl[{extra}]'")
 

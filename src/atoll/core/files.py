@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -86,7 +87,7 @@ def side_by_side(writers: Iterable[Callable[[], object]]) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield a path for a new folder, which then replaces `folder`. A crash keeps one of both."""
+    """Yield a path for a new folder, which then replaces `folder`. A crash leaves one of them."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     finish_replacing(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
@@ -106,6 +107,14 @@ def finish_replacing(folder: Path) -> None:
         shutil.rmtree(left)
 
 
+def file_digest(path: str | Path) -> str:
+    """Return the SHA-256 of a file, or "" if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def clear_left_over(folder: Path) -> None:
     """Delete the temporary files of killed processes in a folder of Atoll and its subfolders."""
     for path in folder.rglob(".*") if folder.is_dir() else ():
@@ -119,7 +128,7 @@ def clear_left_over(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, sentence: str) -> Iterator[None]:
-    """Lock a folder for this process, without a file. Raise an error if another process has it."""
+    """Lock a folder without a lock file. Raise an error if another process holds the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some network disks have no locks

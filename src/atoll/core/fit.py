@@ -83,7 +83,7 @@ def minimise(
     key: Tensor,
     owned: bool = False,
 ) -> tuple[Tree, Tree]:
-    """Train without a graph, on the server. With `owned`, it may overwrite parameters and state."""
+    """Train without a graph, on the server. `owned` allows overwriting parameters and state."""
     plain = ((loss, fold(key, number)) for number in range(steps))
     return _descend(plain, params, optimizer, state, None, owned)
 
@@ -133,7 +133,7 @@ def gradient(loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
 
 
 def _gradient_of_batch(batch: Batch | Batches, loss: PlainLoss, params: Tree, key: Tensor) -> Tree:
-    """Compute the gradient of every client in every run, with plain autograd below `vmap`."""
+    """Compute the gradient of every client in every run, with plain autograd on the stacks."""
     # No client's loss depends on another client's parameters, so the gradient of the summed losses
     # contains each client's gradient. `torch.func.grad` would wrap every operation once more, and
     # import a compiler, which takes seconds.

@@ -25,9 +25,9 @@ from atoll.core.vmap.stacks import Constant, Dims, Vmap, call
 class Sparse:
     """A sparse matrix (R, C) in row order, together with its transpose.
 
-    Multiply with `atoll.nn.ops`; do not read the index tensors. If the fused engine stacks
-    matrices, or `vmap` creates them, indices count over *all* clients. A product under `vmap` is
-    then one block-diagonal product without index arithmetic.
+    Multiply with `atoll.nn.ops`; do not read the index tensors. If a matrix is stacked over
+    clients, the indices of client k start after those of client k - 1. A product under `vmap` is
+    therefore one block-diagonal product and needs no index arithmetic.
     """
 
     offsets: Tensor  # first entry of each row, (R,) int32

@@ -17,7 +17,7 @@ from atoll.core.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Limits:
-    """The valid range of a hyper-parameter, without infinite numbers.
+    """The valid range of a hyper-parameter. Infinite numbers are never valid.
 
     The bounds `low` and `high` are valid, `above` and `below` are not. Errors describe the range by
     `words`, or else by the numbers.

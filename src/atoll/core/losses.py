@@ -1,4 +1,4 @@
-"""Losses over a graph's nodes, and their parts.
+"""Losses over a graph's nodes, and functions for the losses of methods.
 
 Every mean is over a mask, so padding never counts. `cross_entropy` reads class weights and the
 focal exponent from the graph; `with_loss` puts them there. Methods with contrastive or prototype
@@ -34,7 +34,7 @@ def unit(z: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
-    """Mean cross entropy over the training nodes, with the graph's class weights and focal loss."""
+    """Return the mean (focal) cross entropy over the training nodes, with the class weights."""
     if on_gpu(logits) and not graph.focal:
         weighs = graph.class_weights
         weights = graph.train if weighs is None else graph.train * weighs.gather(0, graph.y)
@@ -53,7 +53,7 @@ def cross_entropy(logits: Tensor, graph: Graph) -> Tensor:
 
 
 class _CrossEntropy(Stacked):
-    """The weighted mean loss, (...,), of logits (..., N, C), and its gradient by the logits."""
+    """The weighted mean loss, (...,), of logits (..., N, C), and the gradient of the logits."""
 
     @staticmethod
     def forward(
@@ -129,7 +129,7 @@ def parse_class_weights(text: str, classes: int | None = None) -> tuple[float, .
 
 
 def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None) -> Graph:
-    """Set the class weights and the loss from texts. None means equal weights or cross entropy."""
+    """Set class weights and loss from texts. None stands for equal weights, or cross entropy."""
     focal = 0.0 if loss is None else parse_loss(loss)
     if weights is None:
         return replace(graph, focal=focal)
@@ -162,6 +162,6 @@ def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tenso
 
 
 def sq_distance(a: Tree, b: Tree) -> Tensor:
-    """Squared Euclidean distance between two trees of the same structure."""
+    """Return the squared Euclidean distance between two trees of the same structure."""
     parts = [((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
     return torch.stack(parts).sum()

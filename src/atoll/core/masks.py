@@ -25,7 +25,7 @@ def first_masks(model: Tree) -> list[Tensor]:
 
 
 def masked(model: Tree, masks: list[Tensor], threshold: float = 0.0) -> Tree:
-    """Multiply the model by the masks. Mask entries of smaller size than the threshold are zero."""
+    """Multiply the model by the masks. Mask entries with |μ| below the threshold count as zero."""
     rest = iter(masks)
 
     def times_mask(leaf: Tensor) -> Tensor:

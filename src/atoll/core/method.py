@@ -62,7 +62,7 @@ class Embedder(Protocol):
         """Return the last layer's input, one row per classified item (`Graph.at_roots`)."""
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to an embedding h. The key gives the dropout of a full call."""
+        """Apply the last layer to an embedding h. Its dropout depends on the key of the call."""
 
 
 def embedder(net: Net) -> Embedder:
@@ -215,8 +215,8 @@ class Clients(Protocol):
     def happens(self, condition: Tensor) -> bool:
         """Return whether a rare event occurs in this round, given a boolean scalar tensor.
 
-        A recorded round assumes that no event occurs. If one does, the round runs again without a
-        recording.
+        While an engine records or replays the round, the answer is False. If the event did occur,
+        Atoll repeats the round without the recording.
         """
 
 
@@ -313,7 +313,7 @@ class Method(ABC):
         return None
 
     def derive(self, graph: Graph, part: Tree) -> Tree:
-        """Compute values that every step needs, from the graph and the part of `derived_from`.
+        """Compute values that every step needs, from the graph and the result of `derived_from`.
 
         An engine may cache the result as `graph.derived`. Without it a step calls `derive`.
         """
@@ -346,7 +346,7 @@ class Method(ABC):
         return self.not_private
 
     def why_bound(self) -> str:
-        """Say why it can predict only the nodes of its training, or return "" if it can others."""
+        """Say why clients can predict only the nodes of their training, or return "" otherwise."""
         return ""
 
     @property

@@ -133,7 +133,7 @@ def of_nodes(graph: Graph, nodes: Tensor) -> dict[str, Any]:
 
 
 class _Moved(NamedTuple):
-    """Nodes, or matrix entries, of G small graphs in a new order. Every batch counts from 0."""
+    """Nodes or entries of G small graphs in a new order. Every batch counts its own from 0."""
 
     old: Tensor  # the previous number of each item
     graph: Tensor  # the position of its small graph in the order
@@ -293,7 +293,7 @@ def _symmetric(matrix: Sparse) -> bool:
 def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
     """Select the rows of `nodes`, and the same columns of a square matrix.
 
-    `place` has the new number of each node. In a square matrix the selected rows must not have
+    `place` contains the new number of each node. In a square matrix the selected rows must not have
     entries in other columns.
     """
     entries, offsets, rows = _entries(matrix.offsets, matrix, nodes)

@@ -32,7 +32,7 @@ class Optimizer(Protocol):
     def update(
         self, grads: Tree, params: Tree, state: Tree, *, owned: bool = False
     ) -> tuple[Tree, Tree]:
-        """Return (parameters, state) after one step. With `owned`, it may overwrite both."""
+        """Return (parameters, state) after one step. `owned` allows overwriting both."""
 
 
 @record
@@ -81,7 +81,7 @@ class Adam:
         return params, AdamState(steps=steps, mean=mean, square=square)
 
     def _numbers(self, like: Tensor) -> Tensor | None:
-        """Return all settings as one tensor, in the fields' order, or None if all runs agree."""
+        """Return the settings, in the fields' order, as one tensor, or None if none is `Varied`."""
         found = [getattr(self, field.name) for field in fields(self)]
         varied = any(isinstance(number, Varied) for number in found)
         return torch.stack([scalar(number, like) for number in found]) if varied else None

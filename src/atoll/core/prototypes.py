@@ -122,7 +122,7 @@ class PrototypeTraining(Training):
         return Update(prototypes, (count > 0).to(prototypes.dtype)), Private(model, moments)
 
     def params(self, graph: Graph, received: Server, state: Private | None, key: Tensor) -> Tree:
-        """Return the client's model. At first: the common start, with private layers by the key."""
+        """Return the client's model: at first the common start, with keyed private layers."""
         if state is not None:
             return state.layers
         if received.start is None:
@@ -135,7 +135,7 @@ class PrototypeTraining(Training):
 def pull(
     z: Tensor, y: Tensor, mask: Tensor, prototypes: Tensor, known: Tensor, kind: str
 ) -> Tensor:
-    """Distance of the masked rows of z to the prototypes of their classes.
+    """Return R: the distance of the masked rows of z to the prototypes of their classes.
 
     Kinds: "nodes" is the mean square over rows and dimensions. "classes" sums the mean squares
     of the classes. "prototypes" sums the distances between class means and prototypes. "means"

@@ -75,7 +75,7 @@ def salted(key: Tensor, salt: Number) -> Tensor:
 
 
 def _hashed(key: Tensor, salt: Number, *part: Tensor) -> Tensor:
-    """`salted`, or `fold` with one tensor part, on a GPU."""
+    """Compute `salted`, or `fold` with one tensor part, on a GPU."""
     hashed: Tensor = call(_Hashed, key, salt, *part)
     return hashed
 
@@ -107,7 +107,7 @@ def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.floa
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers of any shape (Box-Muller)."""
+    """Return standard normal numbers of any shape (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, "radius"), shape, dtype)))
     return radius * torch.cos(2.0 * math.pi * uniform(fold(key, "angle"), shape, dtype))
 
@@ -120,7 +120,7 @@ def dropout(
     *purpose: int | str,
     after: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Zero entries of h, (N, D), with probability `rate` and rescale. No key: no dropout.
+    """Zero entries of h, (N, D), with probability `rate` and rescale. Without a key, drop nothing.
 
     `after` is an activation function that is applied before dropout. The noise depends on
     `fold(key, *purpose)` and on the ids `rows`, (N,), of the nodes.
@@ -160,7 +160,7 @@ def dropout_mask(
 
 
 def _mix64_int(value: int) -> int:
-    """`_mix64` of a Python number."""
+    """Compute `_mix64` of a Python number."""
     z = value % (1 << 64)
     z = (z ^ (z >> 30)) * (_MIX_A % (1 << 64)) % (1 << 64)
     z = (z ^ (z >> 27)) * (_MIX_B % (1 << 64)) % (1 << 64)
@@ -198,7 +198,7 @@ def _mix32(z: Tensor) -> Tensor:
 
 
 def _grid_bits(key: Number, rows: Tensor, width: int) -> Tensor:
-    """Bits for keys (...,) and rows (..., N) -> (..., N, width). Batch axes broadcast."""
+    """Return bits (..., N, width) for keys (...,) and rows (..., N). Batch axes broadcast."""
     if isinstance(key, Tensor) and key.is_cuda:
         return kernels.grid_bits(key, rows, width)
     if isinstance(key, int):
@@ -291,7 +291,7 @@ class _Keep(Constant):
 
 
 class _Dropped(Stacked):
-    """Dropout in one kernel on a GPU, after a ReLU if `relu` is set. On a CPU always after one."""
+    """Dropout as one operation, after a ReLU if `relu` is set. On a CPU `relu` is always set."""
 
     @staticmethod
     def forward(
@@ -326,7 +326,7 @@ class _Dropped(Stacked):
 
 
 class _PassedBack(Stacked):
-    """The gradient of ReLU and dropout. Linear in its first argument."""
+    """The gradient of ReLU and dropout, which is linear in its first argument."""
 
     @staticmethod
     def forward(grad: Tensor, output: Tensor, dropped: int) -> Tensor:

@@ -15,7 +15,7 @@ SCALE = 4.0
 
 
 def log_odds(logits: Tensor, positive: int) -> Tensor:
-    """Log-odds of one class against all others, (N,), from logits (N, C)."""
+    """Return the log-odds of one class against all others, (N,), from logits (N, C)."""
     numbers = torch.arange(logits.shape[-1], device=logits.device)
     others = logits.masked_fill(numbers == positive, -torch.inf)
     return logits[:, positive] - others.logsumexp(-1)
@@ -28,7 +28,7 @@ def bin_of(z: Tensor) -> Tensor:
 
 
 def binned(z: Tensor, truth: Tensor, masks: Tensor) -> Tensor:
-    """Count items by mask, (M, N), label (0 or 1) and bin of z. The shape is (M, 2, BINS)."""
+    """Count items by mask, (M, N), label (0 or 1) and bin of z. The result is (M, 2, BINS)."""
     # Sort and search, because `bincount` makes a GPU wait.
     place = bin_of(z) + BINS * truth.long()
     edges = torch.arange(2 * BINS + 1, device=z.device)

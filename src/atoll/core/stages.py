@@ -1,8 +1,9 @@
 """Graphs that grow: nodes and edges that are absent in training and present when clients score.
 
 `Graph.since` and `Graph.edge_since` give the first stage in which a node or an edge exists: 0 is
-training, 1 is the scoring of validation nodes, 2 is the scoring of test nodes. Engines train on
-the graph of stage 0. Its field `later` refers to the graph of the next stage.
+training, 1 is the scoring of validation nodes, 2 is the scoring of test nodes. Nodes of later
+stages (split `unseen`) appear after the run. Engines train on the graph of stage 0. Its field
+`later` refers to the graph of the next stage.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Task(ABC):
 
 
 class Classification(Task):
-    """One class per item. Outputs are logits."""
+    """Base of tasks that predict one class per item. Outputs are logits."""
 
     splits: ClassVar[tuple[str, ...]] = (
         *("stratified", "openfgl", "fedtad", "gcfl", "random", "global", "given"),
@@ -112,7 +112,7 @@ class Classification(Task):
 
 
 class _Counted(Constant, Stacked):
-    """Kernel: confusion matrices (..., 3, C, C) and losses (..., 3) of logits (..., N, C).
+    """One kernel for confusion matrices (..., 3, C, C) and losses (..., 3) of logits (..., N, C).
 
     The three rows are the training, validation and test masks.
     """
@@ -129,14 +129,14 @@ class _Counted(Constant, Stacked):
 
 
 class NodeClassification(Classification):
-    """The class of every node of one graph."""
+    """Predict the class of every node of one graph."""
 
     name = "node"
     splits = (*Classification.splits, "inductive", "time", "unseen")
 
 
 class GraphClassification(Classification):
-    """The class of every small graph. The label is stored at the graph's root."""
+    """Predict the class of every small graph. The label is stored at the graph's root."""
 
     name = "graph"
     many_graphs = True
@@ -167,7 +167,7 @@ def macro_auc(log_p: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
 
 
 def _auc(score: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-    """Share of (positive, negative) pairs in the right order, ties half, or -1 without pairs."""
+    """Return the share of (positive, negative) pairs in order (ties: half), or -1 without pairs."""
     # Items outside the mask are sorted to the end, so they change no rank.
     score = torch.where(mask > 0, score, torch.full_like(score, torch.inf))
     ordered = score.sort().values

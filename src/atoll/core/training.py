@@ -171,7 +171,7 @@ def next_mixtures(
 
 
 def unmet(clients: Clients, *sizes: int) -> Tensor:
-    """Similarities of all pairs of clients before the first round: NaN, (*sizes, N, N)."""
+    """Return similarities of all pairs of clients before the first round: NaN, (*sizes, N, N)."""
     shape, kind = (*sizes, clients.total, clients.total), torch.get_default_dtype()
     return torch.full(shape, torch.nan, dtype=kind, device=clients.key.device)
 

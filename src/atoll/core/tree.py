@@ -195,5 +195,5 @@ def inside_transform() -> bool:
 
 
 def norm(tree: Tree) -> Tensor:
-    """Euclidean norm of a whole tree."""
+    """Return the Euclidean norm of a whole tree."""
     return torch.cat([leaf.flatten() for leaf in leaves(tree)]).square().sum().sqrt()

@@ -36,10 +36,10 @@ Allowed = Callable[[np.ndarray], np.ndarray]  # which of the pairs (2, P) may be
 def vary_federation(
     federation: Federation, vary: str, *, client: int = 0, ratio: float = RATIO, seed: int = 0
 ) -> Federation:
-    """Return the federation with only one kind of variation, or unchanged for "none".
+    """Return the federation with only one kind of heterogeneity, or unchanged for "none".
 
-    For the topology variations all clients get the graph of `client` and random edges. The module
-    explains how many. The seed and a client's number determine its random edges.
+    For `topology` and `class-topology`, each client gets a copy of the graph of `client`, with
+    random edges. The module docstring gives their number. `seed` and the client's number draw them.
     """
     check_name("value of --vary", vary, VARY)
     if not 0 <= ratio < np.inf:

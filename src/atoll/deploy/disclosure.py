@@ -1,7 +1,7 @@
-"""Disclosures of a site: every field of every reply, with shape, bytes, reason and verdict.
+"""Data that a site would send: each field of its replies, with shape, bytes, reason and verdict.
 
 The method runs for a few rounds on this machine, and every client has the site's own graph, so
-the shapes are real. Nothing is sent.
+the shapes are real. Steps that this trial does not reach are listed without sizes.
 """
 
 from __future__ import annotations

@@ -282,10 +282,10 @@ class Remote:
         rows = () if isinstance(message, ToAll) else enumerate(self.names)
         there = [i for i, name in rows if name not in self.out]
         if 2 * sum(not all_finite(message.for_one(i)) for i in there) < len(there):
-            why = Failure(BAD, "the server's model for this site alone is not finite")
+            why = Failure(BAD, "the server's model only for this site is not finite")
             raise SitesFailed({self.names[i]: why for i in bad})
         if len(self.heard) == 1:
-            raise SitesFailed({self.heard[0]: Failure(BAD, f"{problem} this site alone")})
+            raise SitesFailed({self.heard[0]: Failure(BAD, f"{problem} only this site")})
         raise ServerDiverged(round, f"{problem} {', '.join(self.heard) or 'an earlier round'}")
 
     def _read(
@@ -332,7 +332,7 @@ class Remote:
 
 
 class Cohort(Backend):
-    """The sites of a run, in the role of a `Simulation`."""
+    """The remote sites of a run. It replaces `Simulation`, whose clients are on this machine."""
 
     federation: Roster
     engine: Remote

@@ -159,7 +159,7 @@ def no_reads(device: torch.device) -> Iterator[Watch]:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
-    """Raise an error at operations whose result Python reads, or whose shape depends on values."""
+    """Raise an error if Python reads a result or a shape depends on values. Note read tensors."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -229,7 +229,7 @@ class Replay(Generic[Outcome]):
             if out_of_memory(reason):
                 raise
             self.fixed = None, self.root, None
-            return []  # each run plays it alone, with the same result or the real error
+            return []  # each run plays it by itself, with the same result or the real error
         self.carried = after
         return [Round(number, outcome, tape, after)]
 

@@ -20,7 +20,7 @@ from atoll.core.tree import Tree, num_bytes
 from atoll.data.public.registry import plain_name
 from atoll.data.spec import parse_recipe
 from atoll.experiment.hardware import available_memory
-from atoll.methods import METHODS, method_class
+from atoll.methods import METHODS, method_class, split_preset
 from atoll.nn import NETS, nets_for
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ def _base(name: Value, cls: type[Method], method: str) -> type[Method] | None:
         return None
     if "base" not in _names(cls):
         raise ConfigError(f"{method} does not wrap other methods; remove --set base={name}")
-    base = method_class(str(name))
+    base, (plain, preset) = method_class(str(name)), split_preset(str(name))
+    if preset:
+        raise ConfigError(f"base={name} is {plain} with a preset, which a base cannot have")
     if base is cls:
         raise ConfigError(f"{method} cannot be its own base; name another method")
     return base

@@ -40,7 +40,7 @@ from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.privacy import PrivacyConfig, make_privacy, with_privacy
 from atoll.experiment.protocols import COMPAT, PROTOCOLS, Protocol, protocol
 from atoll.experiment.threshold import parse_rule
-from atoll.methods import method_class, method_name
+from atoll.methods import method_class, method_files, method_name, split_preset
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,6 +97,8 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 STARTED = "# started in "
 """The start of the last line of a saved configuration."""
+METHOD_FILES = "# files of methods "
+"""The start of the line before it, if the user wrote the method: SHA-256 by file, as JSON."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -222,7 +224,14 @@ def config_text(config: RunConfig) -> str:
 
 def saved_text(config: RunConfig) -> str:
     """Format a configuration for a run's folder, with the base folder of its relative paths."""
-    return f"{config_text(config)}{STARTED}{json.dumps(str(Path.cwd()))}\n"
+    files = own_files(config)
+    about = f"{METHOD_FILES}{json.dumps(files)}\n" if files else ""
+    return f"{config_text(config)}{about}{STARTED}{json.dumps(str(Path.cwd()))}\n"
+
+
+def own_files(config: RunConfig) -> dict[str, str]:
+    """Return the SHA-256 of the user's files with the method and its base."""
+    return method_files(config.method, str(config.set.get("base", "")))
 
 
 def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Protocol]:
@@ -232,6 +241,9 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     """
     if (divided := data_header(config)) is not None:
         config = _as_divided(config, divided)
+    name, preset = split_preset(config.method)
+    if preset:  # of gcfl+, for example
+        config = replace(config, method=name, set={"preset": preset, **config.set})
     rules = protocol(config.protocol)
     if config.data_seed is not None:
         rules = dataclass_replace(rules, data_seed=config.data_seed)

@@ -23,6 +23,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,13 +37,20 @@ from torch import Tensor
 
 from atoll.core.errors import AtollError, ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.files import write_atomically
+from atoll.core.files import file_digest, write_atomically
 from atoll.core.method import Method
 from atoll.core.tree import Tree
 from atoll.data.load import is_own
 from atoll.engines.codec import load_checkpoint
 from atoll.experiment.build import build_method
-from atoll.experiment.config import STARTED, RunConfig, make_config, read_config, saved_text
+from atoll.experiment.config import (
+    METHOD_FILES,
+    STARTED,
+    RunConfig,
+    make_config,
+    read_config,
+    saved_text,
+)
 from atoll.experiment.history import History, empty_history, threshold_of
 from atoll.experiment.model import SelectedModel, read_model, write_model
 from atoll.experiment.newcomer import FirstDay
@@ -110,8 +118,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete the run in the folder, but no other file."""
-        for path in [path for part in PARTS for path in self.path.glob(part)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        clear_parts(self.path, PARTS)
 
     def begin(self, config: RunConfig, federation: Federation) -> None:
         """Write the configuration, and measure clients that later commands cannot load again."""
@@ -393,6 +400,25 @@ def started_in(folder: Path) -> Path | None:
 def _refuse_second(out: Path) -> NoReturn:
     hint = f"continue it with --resume {out}, replace it with --overwrite, or choose another --out"
     raise ConfigError(f"'{out}' already holds a run; {hint}")
+
+
+def clear_parts(folder: Path, parts: Sequence[str]) -> None:
+    """Delete the files and folders that match `parts` in a folder, but nothing else."""
+    for path in [path for part in parts for path in folder.glob(part)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check_method_files(folder: Path, kind: str = "run") -> None:
+    """Raise an error if a file of the user's method has changed since a run saved its work."""
+    saved = (folder / RESULT).exists() or any(folder.glob(f"seed-*/{CHECKPOINT}"))
+    if not saved or not (folder / CONFIG).exists():
+        return
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    for line in re.findall(rf"^{METHOD_FILES}(.+)$", text, re.MULTILINE):
+        for path, digest in json.loads(line).items():
+            if file_digest(path) not in ("", digest):
+                hint = "undo the change, or start again with --overwrite or another --out"
+                raise ConfigError(f"'{path}' has changed since this {kind} began; {hint}")
 
 
 def check_folder(out: Path, *, resuming: bool) -> None:

@@ -44,6 +44,38 @@ def tuned_process() -> Iterator[None]:
         torch.set_flush_denormal(flushed)
 
 
+class Heap:
+    """Bounds the freed memory that `tuned_process` keeps.
+
+    Mini-batches of changing sizes leave gaps in the heap that no later tensor fits into. On DD,
+    they grew to 13 GB in a thousand rounds.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+
+    def after_round(self) -> None:
+        """Return freed memory to the system if the process is twice as large as after one round."""
+        held = resident_memory()
+        if not self.limit:
+            self.limit = 2 * held + (1 << 29)
+        elif held > self.limit:
+            self.limit = 0  # the next round shows what a round needs
+            return_freed()
+
+
+def resident_memory() -> int:
+    """Return the bytes of main memory that this process uses, or 0 if the system hides them."""
+    sizes = Path("/proc/self/statm")
+    return int(sizes.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if sizes.exists() else 0
+
+
+def return_freed() -> None:
+    """Return all freed main memory to the system, if the C library is glibc."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def available_memory() -> int:
     """Return the bytes that this process may still allocate, by the machine and its cgroup."""
     memory, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")

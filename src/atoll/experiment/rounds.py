@@ -279,7 +279,7 @@ class Run:
     def play(
         self, server: Tree, everyone: Participants, with_train: bool, method: Method | None = None
     ) -> tuple[Tree, Outcome]:
-        """Play one round without reading its results, by default with the experiment's method."""
+        """Train and score one round. Results stay on the device. `method` replaces the run's."""
         method = method or self.experiment.method
         evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)

@@ -26,7 +26,7 @@ from atoll.experiment import problem as problems
 from atoll.experiment.build import build_method, check_memory
 from atoll.experiment.config import RunConfig, make_config, read_config
 from atoll.experiment.continued import extend, trained_models
-from atoll.experiment.folder import RunFolder, check_folder
+from atoll.experiment.folder import RunFolder, check_folder, check_method_files
 from atoll.experiment.hardware import choose_device, cores, start, synchronize, tuned_process
 from atoll.experiment.history import bins_metric, metric_of, positive_of, select_rule, selection_of
 from atoll.experiment.loggers import open_logs
@@ -134,6 +134,7 @@ def resume(
         problem = f"'{folder}' holds no run to resume (it has no config.toml)"
         raise ConfigError(f"{problem}; give the folder of a run")
     config = make_config(**read_config(folder / "config.toml"))
+    check_method_files(folder)
     if rounds is not None:
         # A finished run cannot continue without its method or data, and stays finished.
         next(RunPlan(config, None, None, method, data, engine).experiments())

@@ -258,7 +258,7 @@ def _alive(pid: int) -> bool:
 
 
 def _remaining(progress: Json) -> float | None:
-    """Return the seconds that a run still needs."""
+    """Estimate the seconds that a run still needs, or return None before its first round ends."""
     if "per_round" not in progress:
         return None
     return float((progress["total"] - progress["done"]) * progress["per_round"])

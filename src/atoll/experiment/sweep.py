@@ -20,7 +20,7 @@ from atoll.engines.base import engine_name, runs_at_once
 from atoll.engines.prepare import forget_ready
 from atoll.engines.replay import Replay, fetched, out_of_memory
 from atoll.engines.stacking import CHUNK
-from atoll.experiment.hardware import release_memory
+from atoll.experiment.hardware import Heap, release_memory
 from atoll.experiment.history import History
 from atoll.experiment.metrics import Outcome
 from atoll.experiment.rounds import Experiment, Run, Saver, stage_of
@@ -168,7 +168,7 @@ def run_together(
             run.start_from(path, fingerprint)
         if len({run.history.rounds for run in sweep.runs}) > 1:
             sweep.part("they were stopped after different numbers of rounds")
-        saver = Saver(rows, every_seconds, before=sweep.settle)
+        saver, heap = Saver(rows, every_seconds, before=sweep.settle), Heap()
         while saver.another_round(should_stop):
             if sweep.apart and or_not_at_all and len(places) > 1:
                 saver.save()
@@ -181,6 +181,7 @@ def run_together(
                 raise SeedFailed(places[failed.place], failed.seed, failed.error) from failed.error
             for place in moved:
                 on_round(places[place], sweep.runs[place].history)
+            heap.after_round()
         sweep.finish()
         return sweep.runs
 

@@ -117,7 +117,10 @@ def parse_rule(text: str) -> Rule:
 
 
 def choose(rule: Rule, counts: np.ndarray, positive: int) -> Threshold | None:
-    """Return the rule's threshold on counts by truth and bin, (2, BINS), or None if impossible."""
+    """Return the rule's threshold, or None if no node is positive or no bin satisfies the rule.
+
+    `counts` are the nodes of each true class and score bin, (2, BINS).
+    """
     # Alerts if the lowest bin that alerts is b, for b from 0 to "none".
     false, true = np.append(counts[:, ::-1].cumsum(1)[:, ::-1], np.zeros((2, 1)), axis=1)
     lowest = rule.best(true, false)

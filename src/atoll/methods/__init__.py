@@ -1,6 +1,7 @@
-"""Every method, by its class name in lower case, with "+" for "plus". One file per method.
+"""The registry of methods. A method's name is its class name in lower case, with "+" for "plus".
 
-To learn how a method is written, read `fedavg.py`, `fedprox.py` and then `core/training.py`.
+Each method has its own file. To learn how a method is written, read `fedavg.py`, `fedprox.py` and
+then `core/training.py`.
 
 Examples:
     >>> from atoll.methods import METHODS, FedAvg
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from atoll.core.errors import ConfigError, described, unknown
+from atoll.core.files import file_digest
 from atoll.core.method import Method
 from atoll.methods.adafgl import AdaFGL as AdaFGL
 from atoll.methods.fedath import FedATH as FedATH
@@ -64,24 +66,36 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def method_name(text: str) -> str:
-    """Return the registered name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
+DIGEST = "__sha256__"
+"""The attribute of a user's module with the SHA-256 of the file that this process loaded."""
+
+
+def split_preset(text: str) -> tuple[str, str]:
+    """Return the registered name and the preset in a method's name: gcfl and plus for `GCFL+`.
+
+    Most names have no preset. FILE.py:CLASS and unknown names are unchanged.
+    """
     plain = re.sub("[-_ ]", "", text.lower()).replace("plus", "+")
-    return text if ":" in text else plain if plain in METHODS else text.lower()
+    base, plus, rest = plain.partition("+")
+    preset = f"plus-{rest}" if rest else "plus"
+    if plus and base in METHODS and preset in METHODS[base].presets:
+        return base, preset
+    return (plain if plain in METHODS else text), ""
+
+
+def method_name(text: str) -> str:
+    """Return a method's usual name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
+    name, preset = split_preset(text)
+    return name + preset.replace("plus", "+").replace("-", "")
 
 
 def method_class(name: str) -> type[Method]:
     """Return a method's class, also for "my_method.py:Mine" or "package.module:Mine"."""
-    if (known := method_name(name)) in METHODS:
+    if (known := split_preset(name)[0]) in METHODS:
         return METHODS[known]
     name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes
     if ":" not in name:
-        base, _, rest = name.lower().partition("+")
-        preset = f"plus-{rest}" if rest else "plus"
-        if base in METHODS and preset in METHODS[base].presets:
-            hint = f"it is {base} with --set preset={preset} (among others: {base}:preset={preset})"
-            raise ConfigError(f"unknown method '{name}'; {hint}")
-        if (server := method_name(name).removeprefix("fed")) in SERVER_OPTIMIZERS:
+        if (server := name.lower().removeprefix("fed")) in SERVER_OPTIMIZERS:
             hint = f"it is fedopt with --set server_optimizer={server}"
             raise ConfigError(f"unknown method '{name}'; {hint}")
         raise unknown("method", name, METHODS)
@@ -92,6 +106,7 @@ def method_class(name: str) -> type[Method]:
         raise ConfigError(f"method '{name}' names no file and no module; {hint}")
     try:
         module = _module(where)
+        vars(module).setdefault(DIGEST, file_digest(module.__file__ or ""))
         found = getattr(module, attribute, None)
     except (ImportError, OSError, SyntaxError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("atoll."):
@@ -110,6 +125,17 @@ def method_class(name: str) -> type[Method]:
         names = " or ".join(own) or f"a class(atoll.Method) in {where}"
         what = f"has no method '{attribute}'" if attribute else "is a file, and no class is named"
         raise ConfigError(f"'{where}' {what}; write {names}")
+    return found
+
+
+def method_files(*names: str) -> dict[str, str]:
+    """Return the SHA-256 of the file of each user's method that this process has loaded."""
+    found: dict[str, str] = {}
+    for where in (name.rpartition(":")[0] for name in names):
+        in_file = where.endswith(".py")
+        module = sys.modules.get(Path(where).stem if in_file else where)
+        if module is not None and (digest := getattr(module, DIGEST, "")):
+            found[where if in_file else str(module.__file__)] = digest
     return found
 
 

@@ -3,7 +3,7 @@
 Step 1, the first `federated_rounds` rounds: FedAvg, θ <- Σ_i n_i θ_i / Σ_i n_i.
 Step 2, all later rounds: every client trains without the server, with P = softmax f(θ).
 
-    HCS = share of half the training labels that the other half, propagated, predicts.
+    HCS = share of one half of the training labels that the other half predicts by propagation.
     homophilous     H = MLP2(X~);  minimise CE(H) + MSE(softmax H, P), the latter on all nodes.
                     Y_ho = (softmax H + P) / 2.
     heterophilous   three MLPs on X and X~, one with signed messages between similar and
@@ -108,7 +108,7 @@ class Adapted:
 
 @record
 class Server:
-    """The global model, the best one and its score (`keep="best"`), `ready`, the rule's state."""
+    """The server's tree: the global model, the best one with its score, and the rule's state."""
 
     model: Tree
     best: Tree
@@ -236,7 +236,7 @@ class AdaFGL(Training):
         return Adapted(logits, self._outputs(graph, around, part, None))
 
     def _logits(self, graph: Graph, state: Private) -> Tensor:
-        """The logits of the federated model, which does not change in step 2."""
+        """Return the logits of the federated model, which does not change in step 2."""
         kept = isinstance(graph.derived, Adapted)
         return graph.derived.logits if kept else self.net(state.model, graph)
 
@@ -299,5 +299,5 @@ class AdaFGL(Training):
 
 
 def mix_heads(trust: Tensor, homo: Tensor, hetero: Tensor) -> Tensor:
-    """Return HCS Y_ho + (1 - HCS) Y_he, where `trust` is HCS."""
+    """Return HCS Y_ho + (1 - HCS) Y_he. The argument `trust` is HCS."""
     return trust * homo + (1 - trust) * hetero

@@ -7,12 +7,13 @@
     f^b minimises       ENT(H^b) + λ HSIC(H^c, H^b),  H^c and ω are held fixed.
     W^c <- Σ_k N_k W^c_k / N.   A client predicts with W^c and its own Φ.
 
-`routing`: "code" is the above, which is Algorithm 1 with Φ where the public code has it. "joint" is
-Eq. 12: all networks minimise CE + ENT + λ HSIC and nothing is held fixed, so ENT reaches Φ through
-1 - ω. `weight_by`: "nodes" is Eq. 4 and the code, "uniform" is the 1/K of Eq. 2.
+`routing`: "code" is the above: Algorithm 1, with Φ trained by the losses that train it in the
+public code. "joint" is Eq. 12: all networks minimise CE + ENT + λ HSIC and nothing is held fixed,
+so ENT reaches Φ through 1 - ω. `weight_by`: "nodes" is Eq. 4 and the code, "uniform" is the 1/K of
+Eq. 2.
 
-HSIC with linear kernels is a squared cross-covariance, Tr(K1 C K2 C) = ‖(C H^c)ᵀ H^b‖². It costs
-O(N d²) and needs no N x N matrix.
+ENT is the negative entropy. HSIC with linear kernels is a squared cross-covariance, Tr(K1 C K2 C) =
+‖(C H^c)ᵀ H^b‖². It costs O(N d²) and needs no N x N matrix.
 
 Wire, per client and round:  down  causal network      up  causal network, num_nodes
 Private state: evaluator, biased network, Adam's moments of all three. Edge weights never leave.
@@ -61,7 +62,7 @@ class Private:
 
 @dataclass(frozen=True)
 class FedATH(Averaging):
-    """Causal and biased subgraphs."""
+    """Learn edge weights, and average the network that uses them."""
 
     net: GCN  # both f^c and f^b
     optimizer: Optimizer = Adam(lr=1e-3)
@@ -171,7 +172,7 @@ class FedATH(Averaging):
 
 
 def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
-    """Dependence (HSIC) of two representations (N, d) over the real nodes, linear kernels."""
+    """Return HSIC, with linear kernels, of two representations (N, d) over the real nodes."""
     mask, count = real.unsqueeze(-1), real.sum()
     centred = (a - (a * mask).sum(0) / count) * mask
     trace = ((centred.T @ (b * mask)) ** 2).sum()
@@ -179,7 +180,7 @@ def hsic(a: Tensor, b: Tensor, real: Tensor, scale: str) -> Tensor:
 
 
 def negative_entropy(logits: Tensor, real: Tensor, reading: str) -> Tensor:
-    """Sum or mean of Σ p log p over the real nodes. "uniform" is Eq. 9 as printed."""
+    """Return the sum or mean of Σ_c p log p. "uniform" is Eq. 9 as printed: mean of -Σ_c log p."""
     log_p = logits.log_softmax(dim=-1)
     each = -log_p.sum(-1) if reading == "uniform" else (log_p.exp() * log_p).sum(-1)
     total = (each * real).sum()

@@ -140,7 +140,7 @@ class FedAux(Mixing):
 
 
 def scores(h: Tensor, apv: Tensor, real: Tensor, kind: str) -> Tensor:
-    """The score of every node, (N,)."""
+    """Return the score of every node, (N,)."""
     if kind == "cosine":
         return unit(h) @ unit(apv)
     longest = (h.square().sum(-1) * real).amax().clamp(min=1e-24).sqrt()
@@ -148,7 +148,7 @@ def scores(h: Tensor, apv: Tensor, real: Tensor, kind: str) -> Tensor:
 
 
 def smoothed(h: Tensor, score: Tensor, real: Tensor, sigma: float, series: bool) -> Tensor:
-    """z: the kernel-weighted mean of h at every node, (N, h). The series needs |score| <= σ."""
+    """Return z: each node's kernel-weighted mean of h, (N, h). The series needs |score| <= σ."""
     place = score / sigma
     # An additional column of ones gives the divisor.
     near = torch.cat([h, torch.ones_like(h[:, :1])], dim=1) * real.unsqueeze(-1)

@@ -19,7 +19,7 @@ from atoll.core.training import Averaging
 
 @dataclass(frozen=True)
 class FedAvg(Averaging):
-    """Federated averaging. `core.training.Averaging` has the server's and the client's steps."""
+    """Federated averaging. `core.training.Averaging` defines the steps of server and client."""
 
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"

@@ -2,26 +2,26 @@
 
     min_θ  f_i(θ) + α/2 ‖θ + h_i - w‖² + <θ, s - s_i>,   K_i steps from w.
     d_i = θ_i - w;   h_i <- h_i + d_i.             The drift h_i starts at zero.
-    s_i <- -d_i / (K_i η);   s = mean of all s_i.  The update as a gradient, from zero.
-    w <- mean_{i ∈ S} (θ_i + h_i)                  over the participants.
+    s_i <- -d_i / (K_i η);   s = mean of all s_i.  The mean gradient s_i starts at zero.
+    w <- mean_{i ∈ S} (θ_i + h_i)                  over the participants S; η: learning rate.
 
-The paper's g_i = d_i and <θ, g_i - g> / (η K) are the same if all clients take K steps. The added
-gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server computes h_i and s_i from
-the uploaded models and sends v_i, so a client uploads only its model.
+The paper has g_i = d_i and the term <θ, g_i - g> / (η K), which equals <θ, s - s_i> if every client
+takes K steps. The added gradient is affine, α (θ - w) + v_i with v_i = α h_i + s - s_i. The server
+computes h_i and s_i of every client from the uploaded models, and sends v_i. The h_i and s_i of
+absent clients do not change.
 
 Wire, per client and round:  down  model, v_i      up  model, K, weight
-Private state: the optimizer's moments and the network's private layers, which have no drift. The
-server stores h_i and s_i of absent clients.
+Private state: the optimizer's moments and the network's private layers, which have no drift.
 Floats per client and round: 3P + 2 for P parameters.
-Departures from the reference code: `variant=authors` is the public code where it differs from the
-paper: s_i <- s_i - s - d_i / (K η) as in SCAFFOLD, and w is the mean of the participants' θ_i plus
-the mean of *all* h_i. Unlike the code, it does not scale α and s by the clients' sizes, clip
-gradients or decay the rate. h_i sums all updates, so w is an extrapolation. Adam, whose steps do
-not shrink, makes it diverge. The default is therefore plain SGD, as in paper and code. Rates and α
-were chosen on validation nodes of Cora and validation graphs of PROTEINS. `compat` repeats faults
-of OpenFGL, one of them or both (`openfgl`). `no-server-term`: v_i lacks s. `lagging-drift`: h_i
-grows by d_i of the client's previous round. `preset=openfgl` adds OpenFGL's Adam, α and weights.
-OpenFGL has no proximal term in its first round, which is not reproduced.
+Departures from the reference code: Atoll does not scale α and s by the clients' sizes, clip
+gradients or decay the rate. `variant=authors` is the public code's server. It sets s_i <- s_i - s -
+d_i / (K η) as in SCAFFOLD, and w to the mean of the participants' θ_i plus the mean of *all* h_i.
+h_i sums all updates, so w is an extrapolation. With Adam, whose steps do not shrink, training
+diverges. The default is therefore plain SGD, as in paper and code. Rates and α were chosen on
+validation nodes of Cora and validation graphs of PROTEINS. `compat` repeats faults of OpenFGL. With
+`no-server-term`, v_i lacks s. With `lagging-drift`, h_i grows by the d_i of the client's previous
+round. `openfgl` repeats both. `preset=openfgl` adds OpenFGL's Adam, α and weights. OpenFGL has no
+proximal term in its first round. Atoll does not reproduce this.
 """
 
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ from atoll.core.tree import Tree, record, take, tree_map
 
 @record
 class Server:
-    """The server's tree: w, h_i and s_i of N clients, stacked (N, ...), and the rule's state."""
+    """The server's tree: w, the stacked h_i and s_i of all N clients, and the rule's state."""
 
     model: Tree
     drift: Tree
@@ -57,7 +57,7 @@ class Server:
 
 @record
 class Download:
-    """The message to a client: w, and v_i, which is added to its gradient."""
+    """The message to a client: w, and v_i, which the client adds to its gradient."""
 
     model: Tree
     shift: Tree
@@ -74,7 +74,7 @@ class Update:
 
 @dataclass(frozen=True)
 class FedDC(Training):
-    """Local drift decoupling and correction."""
+    """Track every client's drift at the server, and correct the mean model by it."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
     alpha: Annotated[NonNegative, "α: weight of the proximal term and of the drift"] = 0.01

@@ -8,10 +8,10 @@
     θ <- Σ_i n_i θ_i / Σ_i n_i.
 
 The published method recommends items to users. In tables of subgraph learning, its name means that
-nodes with the same neighbours exchange embeddings. No code of that is public. The formulas above,
-with neighbours inside a client only, are our interpretation. Clients that share no node have no
-twins; then the method equals FedAvg, bit for bit. `server.pairs` counts pairs of twins. `Graph.ids`
-identify nodes. They must be the numbers of the whole graph, as in Atoll's partitions.
+nodes with the same neighbours exchange embeddings. No code of this variant is public. The formulas
+above, with neighbours inside a client only, are our interpretation. Clients that share no node have
+no twins; then the method equals FedAvg, bit for bit. `server.pairs` counts pairs of twins.
+`Graph.ids` identify nodes. They must be the numbers of the whole graph, as in Atoll's partitions.
 
 Wire, per client and round:  down  model, sums and counts of twins      up  embeddings, model, n;
 once, up keys of all nodes (padded to the largest client), down which nodes have twins.
@@ -19,10 +19,10 @@ Private state: the nodes with twins, the latest sums for them (a client also pre
 and the optimizer's moments.
 Floats per client and round: 2P + 1 without twins. With twins 3P + 1 + s (2h + 1), where s is the
 largest number of nodes with twins at one client. The model is sent before and after the exchange.
-What it tells: the keys show the server which clients have equal neighbourhoods. Keys are salted
-(`salt`, which real clients must hide from the server). A party that knows the salt can guess small
-sets.
-Departures from the reference code: that code pads a user's items with false items and has no second
+What it tells: the keys show the server which nodes of different clients have equal neighbourhoods.
+Keys are salted (`salt`, which real clients must hide from the server). A party that knows the salt
+can guess small sets.
+Departures from the reference code: the code pads a user's items with false items and has no second
 layer. `clip` and `epsilon` are its local privacy: it clips an update to the norm `clip` and adds
 Laplace noise of scale 2 clip / epsilon to each number. As there, epsilon is nominal, because
 Laplace noise needs a bound on the L1 norm and `clip` bounds the L2 norm.
@@ -142,7 +142,7 @@ class FedGNN(Training):
 
     @property
     def scale(self) -> float:
-        """Scale of the Laplace noise on an update."""
+        """The scale of the Laplace noise on an update."""
         return 2 * self.clip / self.epsilon if self.epsilon else 0.0
 
     def init(self, clients: Clients) -> Server:
@@ -218,7 +218,7 @@ class FedGNN(Training):
     def predict(
         self, graph: Graph, message: Tree, state: Private | None, key: Tensor | None = None
     ) -> Tensor:
-        """Logits, (N, C), with twins as additional neighbours in the second layer."""
+        """Return logits, (N, C), with twins as additional neighbours in the second layer."""
         if state is None or state.twins is None:
             return self.net(message, graph, key)
         adjacency, degree = graph.views["gcn"], graph.tensor_view("gcn_degree")
@@ -258,7 +258,7 @@ class FedGNN(Training):
 
 
 def _places(own: Private, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Rows of the nodes with twins, (s,), and a mask that is zero for padding, (s,)."""
+    """Return the rows of the nodes with twins, and a mask that is zero for padding, (s,) each."""
     assert own.nodes is not None
     used = (own.nodes >= 0).to(graph.real.dtype)
     # A real client needs no clamp. The wire tries steps on a small dummy graph, which does.
@@ -302,7 +302,7 @@ def match(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def of_others(rows: Tensor, group: Tensor, groups: int) -> Twins:
     """Sum the twins at other clients, given embeddings (K, s, h) and groups (K, s).
 
-    `groups` is an upper bound of group numbers. A client's nodes of one group must be adjacent.
+    `groups` exceeds all group numbers. A client's nodes of one group must be in successive rows.
     """
     used = (group >= 0).to(rows.dtype).unsqueeze(-1)
     counted = torch.cat([rows, torch.ones_like(used)], dim=-1) * used
@@ -319,6 +319,6 @@ def of_others(rows: Tensor, group: Tensor, groups: int) -> Twins:
 
 
 def laplace(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Laplace noise of scale one."""
+    """Draw Laplace noise of scale one."""
     centred = uniform(key, shape, dtype) - 0.5
     return -centred.sign() * torch.log1p(-2 * centred.abs())

@@ -3,7 +3,7 @@
     Ŷ = softmax(f(θ_i))   on all nodes, no dropout;   Y⁰ = one-hot on training nodes, else Ŷ.
     `steps` times         Y <- α Â Y + (1 - α) Y⁰;   Y += Y⁰ on training nodes.
     p = softmax(Y),   q = softmax(Y / temperature),   both one-hot on training nodes.
-    H_i = Σ_v d_v Σ_c (1/e + q_vc log q_vc).          The confidence; d_v = neighbours of v.
+    H_i = Σ_v d_v Σ_c (1/e + q_vc log q_vc).          The confidence; d_v = degree of v.
     M_i = mean_v p^r  and  mean_v (p - mean)^r,  r = 1..`order`.      The mixed moments.
     θ_i <- Σ_{j ∈ S_i} H_j θ_j / Σ_{j ∈ S_i} H_j,   S_i = {j : cos(M_i, M_j) > threshold} ∪ {i}.
 
@@ -20,7 +20,7 @@ Floats per client and round: 2P + 1 + 2RC for P parameters, C classes and order 
 Departures from the reference code: sets contain participants only, and an absent client keeps its
 model (the code reads models by the wrong index). If no client of a set has an edge, its weights are
 0/0; then a client keeps its own model. 0 log 0 is 0, without the code's 1e-8. More than half of all
-pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain). The server's tree has the cosines.
+pairs pass a threshold of 0.5 (Cora, 10 clients by Louvain). The server's tree contains the cosines.
 """
 
 import math
@@ -58,7 +58,7 @@ class Update:
 
 @record
 class Server:
-    """All clients' models, stacked, and the latest cosines and weights, NaN if unknown."""
+    """The server's tree: all clients' models, and the latest cosines and weights (NaN: unknown)."""
 
     models: Tree
     similarity: Tensor
@@ -67,7 +67,7 @@ class Server:
 
 @dataclass(frozen=True)
 class FedGTA(Mixing):
-    """Topology-aware averaging."""
+    """Average the models of clients with similar smoothed predictions."""
 
     threshold: Annotated[float, "cosine of moments above which two clients average"] = 0.5
     moments: Annotated[
@@ -166,7 +166,7 @@ class FedGTA(Mixing):
 
 
 def personal_weights(alike: Tensor, confidence: Tensor, threshold: float) -> Tensor:
-    """The weight of each client's model (column) for each client (row), (K, K). Rows sum to 1."""
+    """Return each model's weight (column) for each client (row), (K, K). Rows sum to 1."""
     own = torch.eye(len(alike), dtype=alike.dtype, device=alike.device)
     weight = torch.where(alike > threshold, 1.0, own) * confidence.clamp(min=0).to(alike.dtype)
     total = weight.sum(-1, keepdim=True)

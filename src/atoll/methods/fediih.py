@@ -18,13 +18,14 @@ part reads. Cross entropy therefore trains everything ("ce"; without the ELBO th
 same). "both" adds the two losses. With "elbo" and "both", BCE uses all edges and, per node, `pairs`
 random pairs (0: all pairs).
 `heads`: in the code both heads are one function, so log σ² = μ except for dropout ("shared").
-"separate" gives log σ² a scale and a shift per dimension. It can then reach log σ²_H. The code's
-rows of length one cannot. "two-encoders" gives log σ² its own encoder: the second DisenGCN of Eq.
-7. Both start as the code's head. Only the ELBO trains them, and Eq. 10 does not share them.
+"separate" gives log σ² a scale and a shift per dimension. Then it can reach log σ²_H, which the
+code's rows of length one cannot. "two-encoders" gives log σ² its own encoder: the second DisenGCN
+of Eq. 7. Both variants start as the code's head. Only the ELBO trains their additional parameters,
+and Eq. 10 does not share these.
 `js`: the code's surrogate averages moments and can exceed ln 2 ("moments"). "monte-carlo" estimates
-the divergence itself. `elbo_sums`: "sum" is Eq. 6 over N²; "mean" averages each term over its own
-axes, as in the code. `prior`: the code adds log N(α̂) to the loss, and its ELBO has σ²_H instead of
-σ²_α. `statistics`: the code's q has dropout only if `epochs` is 1.
+the divergence itself. `elbo_sums`: "sum" is Eq. 6 divided by N²; "mean" averages each term over its
+own axes, as in the code. `prior`: the code adds log N(α̂) to the loss, and its ELBO has σ²_H
+instead of σ²_α. `statistics`: the code's q has dropout only if `epochs` is 1.
 
 Wire, per client and round:  down  model (and α̃ for the ELBO)      up  model, mean, log_variance
 Private state: Adam's moments; for the ELBO also α̂ and the variance head. z never leaves.
@@ -63,7 +64,7 @@ from atoll.nn.disengcn import DisenGCN
 
 @record
 class Server:
-    """The models of all M clients, stacked, α̃, (K * h,), and the latest S, (K, M, M)."""
+    """The server's tree: M stacked models, α̃, (K * h,), and the latest S, (K, M, M)."""
 
     models: Tree
     alpha: Tensor
@@ -97,7 +98,7 @@ class Private:
 
 @dataclass(frozen=True)
 class FedIIH(Mixing):
-    """Inter- and intra-heterogeneity."""
+    """Mix the clients' models factor by factor, according to their similarity."""
 
     net: DisenGCN
     optimizer: Optimizer = Adam(lr=0.01, weight_decay=1e-6)
@@ -196,7 +197,7 @@ class FedIIH(Mixing):
     def whole_loss(
         self, alpha: Tensor | None, params: Tree, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        """Cross entropy and, if it is used, the ELBO."""
+        """Return the cross entropy plus, if the ELBO is used, its negative with a weight."""
         # With `detach`, one Adam takes the same steps as a separate Adam for each loss.
         model, net = params["model"], self.disengcn
         h = net.embed(model, graph, key)
@@ -210,7 +211,7 @@ class FedIIH(Mixing):
     def negative_elbo(
         self, latent: Tree, alpha: Tensor, h: Tensor, graph: Graph, key: Tensor | None
     ) -> Tensor:
-        """Negative Eq. 6, divided by N², or with means (`elbo_sums`)."""
+        """Return the negative ELBO: Eq. 6 divided by N², or with means (`elbo_sums`)."""
         mean, log_variance = self.posterior(latent, h, graph, key)
         z, draw = mean, None
         if key is not None:

@@ -8,8 +8,8 @@
     x <- x + η_s m / (√v + τ)                sgd:  x <- x + η_s m.
 
 There is no bias correction. `server_optimizer` selects FedAdam, FedYogi or FedAdagrad. With sgd,
-η_s = 1 and β1 = 0 the method equals FedAvg bit for bit. With sgd and β1 > 0 it is FedAvgM, whose
-rate is η_s (1 - β1).
+η_s = 1 and β1 = 0 the server's step equals FedAvg's bit for bit. With sgd and β1 > 0 the method is
+FedAvgM, whose rate is η_s (1 - β1).
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the network's private layers and the optimizer's moments. Moments restart in each
@@ -45,7 +45,7 @@ SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 
 
 @record
 class Server:
-    """The model x, the mean update m, the mean square v (None for sgd), and the rule's state."""
+    """The server's tree: x, m, v (None for sgd), and the state of the aggregation rule."""
 
     model: Tree
     mean: Tree
@@ -83,7 +83,7 @@ class FedOpt(Averaging):
 
     @property
     def server_rates(self) -> tuple[float, float]:
-        """The rates in use: η_s and β1."""
+        """Return η_s and β1: the given values, or else the defaults of the optimizer."""
         lr, beta1 = SERVER_OPTIMIZERS[self.server_optimizer]
         lr = lr if self.server_lr is None else self.server_lr
         return lr, beta1 if self.server_beta1 is None else self.server_beta1

@@ -4,10 +4,10 @@
     b <- Σ_i n_i b_i / Σ_i n_i               over the participants, n_i = nodes of client i.
 
 `personal` is the paper's K_P, the number of personal layers, counted from the output. It counts
-layers of a GCN, SAGE, GAT, GIN or MLP; DisenGCN has two, encoder and classifier. If the network
-itself has private layers (gin-graph: all except the convolutions), these count as the first
-personal layer. There `personal=1` is FedAvg, and larger values count convolutions. Otherwise 0 is
-FedAvg. With all layers personal nothing is averaged, as in Local.
+layers of a GCN, SAGE, GAT, GIN or MLP; DisenGCN has two layers, encoder and classifier. If the
+network itself has private layers (gin-graph: all except the convolutions), these count as the first
+personal layer. There `personal=1` is FedAvg, and larger values add the last convolutions. For other
+networks `personal=0` is FedAvg. If all layers are personal, nothing is averaged, as in Local.
 
 Wire, per client and round:  down  base      up  base, num_nodes
 Private state: the personal layers, the network's private layers, and the moments of both.

@@ -18,7 +18,7 @@ num_nodes up.
 Private state: the model (with `share_weights` only its private layers) and the optimizer's moments.
 The prototype of a class with one training node is that node's embedding, and the reply discloses
 which classes a client has.
-Floats per client and round: 2C(h + 1) + 1 for C classes and width h; `share_weights`: 2P + 1 more.
+Floats per client and round: 2C(h + 1) + 1 for C classes and width h; `share_weights`: 2P more.
 Departures from the reference code: z is the last layer's input before its activation (after it for
 `gin` and `disengcn`, whose last layer is linear). Prototypes come from one forward pass without
 dropout after training; the authors average the embeddings of the last epoch. A class keeps its last
@@ -123,9 +123,9 @@ class FedProto(PrototypeTraining):
 
 
 def aggregate(prototypes: Tensor, mass: Tensor, kind: str, diluted: Tensor | None) -> Tensor:
-    """Return the global prototypes, (C, h).
+    """Return the global prototypes, (C, h), given those of K clients, (K, C, h).
 
-    `prototypes` are those of K clients, (K, C, h). `mass` is the weight of each, (K, C).
+    `mass` is the weight of each client's prototype, (K, C).
     """
     if diluted is not None:  # the clients' sizes, (K,), for OpenFGL's mean over all participants
         return torch.einsum("k,kch->ch", diluted / diluted.sum(), prototypes)

@@ -6,10 +6,9 @@ Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the optimizer's moments and the network's private layers.
 Floats per client and round: 2P + 1 for P parameters.
 Departures from the reference code: clients are sampled uniformly and averaged by size, as in the
-authors' code (the paper samples by size and averages with equal weights). The proximal term is
-added to the gradient. This gives the same number without differentiating a squared norm, and never
-reaches the server's copy of the model. Adam preconditions the term like the rest of the gradient;
-`optimizer=sgd` is the paper's step.
+authors' code (the paper samples by size and averages with equal weights). The gradient μ (w - θ) is
+added to that of f_i. The result is the same, and no squared norm is differentiated. Adam
+preconditions the term like the rest of the gradient; `optimizer=sgd` is the paper's step.
 """
 
 from dataclasses import dataclass

@@ -1,28 +1,28 @@
 """FED-PUB: private masks on shared weights, and similar clients share more (Baek et al., 2023).
 
     W ∘ μ_i                Client i multiplies every weight matrix by its own mask.
-    min_{θ, μ}  f_i(θ ∘ μ) + λ1 ‖μ‖_1 + λ2 ‖θ - θ̄_i‖²        from the received θ̄_i, μ from 1.
-                           λ1 is `lam_mask`, λ2 is `lam_prox`.
+    min_{θ, μ}  f_i(θ ∘ μ) + λ1 ‖μ‖_1 + λ2 ‖θ - θ̄_i‖²        θ starts at the received θ̄_i.
+                           The masks μ start at 1. λ1 is `lam_mask`, λ2 is `lam_prox`.
     q_i = mean_v h_v       Functional embedding: the last layer's input before its activation,
                            on a random graph that all parties generate identically.
     θ̄_i <- Σ_j softmax_j(τ cos(q_i, q_j)) θ_j                over the participants.
 
-Weights with |μ| < λ1 count as zero in predictions and in q, not in training. Both regularisers are
-added to the gradient, the L1 norm by its subgradient sign(μ). The random graph has 5 blocks of 100
-nodes, edges inside a block with probability 0.1, and normal features. All parties know its seed,
-`proxy_seed`, as they know the network's width, so the graph is never sent. With a GCN, means are
-taken before the last product: q = ((1ᵀÂ / n) relu(H)) W + b.
+Weights with |μ| < λ1 count as zero in predictions and in q, not in training. The gradients of both
+regularisers are added to that of f_i; the L1 norm has the subgradient sign(μ). The random graph has
+5 blocks of 100 nodes, edges inside a block with probability 0.1, and normal features. All parties
+know its seed, `proxy_seed`, as they know the network's width, so the graph is never sent. With a
+GCN, the mean is taken before the last product: q = ((1ᵀÂ / n) relu(H)) W + b.
 
 Wire, per client and round:  down  own model      up  model, q
 Private state: masks, and the optimizer's moments of weights and masks.
 Floats per client and round: 2P + h for P parameters and width h.
-Departures from the reference code: `regularizers=off` is the loss that the code in fact trains. It
-computes both terms from detached copies, which have no gradient. `proximal=norm` is its norm of
-each tensor, not squared. The code uploads the masks, which no party reads, and sends the random
-graph (500F floats for F features). Its client starts with the mask of the client that trained
-before on the same worker; here all masks start at 1. A client that has not trained yet gets the
-plain mean of the participants' models. `preset=paper` has the code's network, and its τ for
-disjoint clients. `preset=reference` is the same without regularisers.
+Departures from the reference code: `regularizers=off` is the loss that the code in fact trains. The
+code computes both terms from detached copies, which have no gradient. `proximal=norm` takes the
+norm of each tensor without the square, as the code does. The code uploads the masks, which no party
+reads, and sends the random graph (500F floats for F features). Its client starts with the mask of
+the client that trained before on the same worker; here all masks start at 1. A client that has not
+trained yet gets the plain mean of the participants' models. `preset=paper` has the code's network,
+and its τ for disjoint clients. `preset=reference` is the same without regularisers.
 """
 
 from collections.abc import Mapping
@@ -126,7 +126,7 @@ class FedPUB(Mixing):
         return Update(model, embedding), Private(masks, moments)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """The task's loss with the masked weights."""
+        """Return the task's loss with the masked weights."""
         return super().loss(masked(params["model"], params["masks"]), graph, key)
 
     def regularised(self, anchor: Tree, grads: Tree, params: Tree) -> Tree:
@@ -146,7 +146,7 @@ class FedPUB(Mixing):
 
 @lru_cache(maxsize=4)
 def proxy_graph(net: Net, seed: int, dtype: torch.dtype, device: torch.device) -> Graph:
-    """The random graph with the network's views, which is identical for all parties."""
+    """Return the random graph, which is identical for all parties, with the network's views."""
     key, nodes = fold(make_key(seed, device), "proxy"), BLOCKS * BLOCK_SIZE
     block = torch.arange(nodes, device=device) // BLOCK_SIZE
     chosen = uniform(fold(key, "edges"), (nodes, nodes)) < EDGE_PROBABILITY

@@ -1,9 +1,9 @@
 """FedSage+: FedSage on graphs mended with generated neighbours (Zhang et al., 2021).
 
-A client hides a share of its nodes from itself. A kept node v then lacks n_v neighbours with
-features X_v. A private generator (NeighGen) learns to replace them. From v's embedding and noise it
-generates their number n̂_v and features x̂_v in p_max slots. The first a_v = min(⌊n̂_v⌋, p_max)
-slots are used.
+A client hides a share of its nodes without a training or test role from itself. A kept node v then
+lacks n_v neighbours with features X_v. A private generator (NeighGen) learns to replace them. From
+v's embedding it predicts their number n̂_v, and with noise it generates features x̂_v in p_max
+slots. The first a_v = min(⌊n̂_v⌋, p_max) slots are used.
 
     L_d = mean_v smoothL1(n̂_v, n_v).
     L_f = mean_{v,p} [p < a_v] min_k mean_dim (x̂_v^p - X_v^k)².
@@ -16,14 +16,14 @@ X_v are up to p_max hidden neighbours of v; in L_f^j they are neighbours of a ra
 j. CE is the classifier's loss on the mended graph without hidden nodes; `mend` also mends hidden
 nodes. `learn` (`generator_epochs` epochs) and `pull` (`exchanges` times) run in the first
 `generator_rounds` rounds. `train` runs in the last of these and in all later rounds. By default the
-first round does all three, and every round trains the classifier. Before that, the initial
-classifier is deployed. A client predicts on its graph until it has mended it. A client that missed
-the first rounds learns without the others before it trains.
+first round does all three, and every round trains the classifier. Before `train` first runs, the
+initial classifier is deployed. Until a client has mended its graph, it predicts on the given graph.
+A client that missed the first rounds learns without the others before it trains.
 
 In an exchange, client i sends x̂ of some kept nodes, and the others return the gradient with
 respect to x̂. Client i propagates the sum back through its generator. By the chain rule this is the
 gradient of the published form, which sends whole generators and embeddings. The gradient is 2 (x̂ -
-x) / D, so a party that has x̂ can solve it for a row x of features. An owner gets only the sum over
+x) / D, so a party that has x̂ can solve it for a row x of features. Client i gets only the sum over
 the others, but the server sees each gradient. The published form hides no more. Let h_v be
 the generator's last hidden layer at node v, of width `wide`. The gradient with respect to the
 generator's last weights is Σ_v h_v ⊗ (the gradient above). A party that knows all h_v can solve
@@ -31,8 +31,7 @@ this sum too, if there are fewer nodes than `wide`.
 
 Wire, per client and round:  down  model      up  model (and one weight).
 In each exchange, up x̂ of `exchanged_nodes` nodes, down the x̂ of all clients, up the gradients
-with respect to them, down the sum for the client's own x̂. The server joins the v-th nodes of all
-clients and omits most unused slots.
+with respect to them, down the sum for the client's own x̂. The server omits most unused slots.
 Private state: the generator and the key of its noise, later also the classifier's moments.
 Floats per client and round: 2P + 1 for P parameters. An exchange adds at most 2 (K + 1) F for K
 participants, where F = exchanged_nodes · p_max · D. On Cora F is 0.46 M, and the published form
@@ -46,8 +45,9 @@ No private state has a node axis, because the mended graph is derived from the s
 only the used slots (Cora: one in thirty), and the engine `fused` caches them for later rounds. If
 they are too many, or on a GPU, every step mends the graph again. A GPU computes all slots, N ·
 p_max · D floats (Cora 78 MB, PubMed 197 MB).
-`compat` repeats faults of public codes. `last`: L_f keeps the last candidate. `one-directional`: no
-real node reads a generated one, so FedSage+ equals FedSage. `openfgl`: both.
+`compat` repeats faults of public codes. With `last`, L_f keeps the last candidate. With
+`one-directional`, no real node reads a generated one, so FedSage+ equals FedSage. `openfgl` repeats
+both.
 """
 
 from collections.abc import Mapping
@@ -267,7 +267,7 @@ class FedSagePlus(Averaging):
 
     @client_step(discloses={"slopes": ANSWERED}, keeps_state=True, rows=True)
     def answer(self, graph: Graph, shown: Tensor, state: Tree, key: Tensor) -> Answer:
-        """Return the gradient of the feature loss against neighbours of random local nodes."""
+        """Return the gradient of the shown features' loss, given neighbours of random own nodes."""
         true, there = self._strangers(graph, shown.shape[1], key)
         # The m-th nodes of all clients meet the same candidates: one product for each m.
         made = shown.movedim(1, 0).flatten(1, -2)
@@ -278,7 +278,7 @@ class FedSagePlus(Averaging):
         return Answer(slopes.reshape(shown.movedim(1, 0).shape).movedim(0, 1))
 
     def _strangers(self, graph: Graph, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbours of `count` random nodes: features, (M, p, D), and which exist, (M, p)."""
+        """Return neighbours of M random nodes: features, (M, p, D), and which exist, (M, p)."""
         near = fold(key, "neighbours")
         index, there = parts.some_neighbours(near, graph, graph.real, self.p_max)
         order = parts.random_order(fold(key, "nodes"), graph, there[:, 0])
@@ -331,7 +331,7 @@ class FedSagePlus(Averaging):
         return Update(model, graph.size(self.weight_by)), replace(state, moments=moments)
 
     def mend(self, graph: Graph, generator: Tree, key: Tensor, sparing: bool = False) -> parts.Made:
-        """Generate neighbours of all nodes with the key's noise. `sparing`: only the used slots."""
+        """Generate neighbours of all nodes. `sparing` computes only the used slots, if possible."""
         z, lost = self.neighgen.encode(generator, graph, graph.real)
         used = self.neighgen.used(lost) * graph.real.unsqueeze(-1)
         places = used_places(used * self._both_ways) if sparing else None

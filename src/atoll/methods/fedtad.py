@@ -7,8 +7,8 @@
               I_d steps on w̃:  minimise  L_diverg.
     L_sem = Σ_k Σ_i r_ki CE(f_k(i), ŷ_i),   L_diverg = Σ_k Σ_i r_ki KL(f̃(i) ‖ f_k(i)).
     L_div = mean_ij cos(x̂_i, x̂_j),         r_ki = φ_k^ŷi / Σ_k φ_k^ŷi over the participants.
-    P is the generator. ŷ contains about equally many labels of each class. f_k are the predictions
-    of client k's model, f̃ those of w̃.
+    P is the generator, Ĝ a pseudo graph. ŷ contains about equally many labels of each class. f_k
+    are the predictions of client k's model, f̃ those of w̃.
 
 Wire, per client and round:  down  the base's message      up  the base's reply; once, φ
 Private state: the base's (the optimizer's moments for FedAvg).
@@ -203,7 +203,7 @@ class FedTAD(Wrapper, Averaging):
         return self._distil(server, base, teachers, clients)
 
     def lesson(self, teachers: Tree, share: Tensor, personal: bool) -> "Lesson":
-        """The distillation of one round. The baseline `fedtad-real` overrides it."""
+        """Return the distillation of one round. The baseline `fedtad-real` overrides it."""
         return Lesson(self, teachers, share, personal)
 
     def of_base(self, server: Server) -> Tree:
@@ -257,11 +257,11 @@ class FedTAD(Wrapper, Averaging):
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """The distillation of one round: the teachers, and the trust in each for each class."""
+    """The distillation of one round: the teachers, and their shares of each class's reliability."""
 
     method: FedTAD
     teachers: Tree  # the participants' trained models, stacked (K, ...)
-    share: Tensor  # of each teacher in the trust in a class, (K, C); columns sum to one or zero
+    share: Tensor  # r_k of each teacher and class, (K, C); columns sum to one or zero
     personal: bool  # whether students are stacked (one per participant) or a single model
 
     @cached_property
@@ -273,7 +273,7 @@ class Lesson:
 
     @cached_property
     def weight(self) -> Tensor:
-        """Trust in each teacher on each pseudo node, (K, B)."""
+        """The loss weights r_ki, (K, B). `reduce=mean` divides by the class's pseudo nodes."""
         labels, weight = self.labels, self.share[:, self.labels]
         if self.method.reduce == "sum":
             return weight
@@ -306,10 +306,10 @@ class Lesson:
         key: Tensor,
         owned: bool = False,
     ) -> tuple[Tree, Tree]:
-        """Train the generator and return it and its moments.
+        """Train the generator. Return it and its moments.
 
-        Its loss is small if the teachers classify its nodes correctly, if the nodes differ, and if
-        students and teachers disagree about them.
+        The loss is small if the teachers classify the generated nodes correctly, if the nodes
+        differ, and if students and teachers disagree about them.
         """
         method, labels, weight = self.method, self.labels, self.weight
 
@@ -341,7 +341,7 @@ class Lesson:
         key: Tensor,
         owned: bool = False,
     ) -> tuple[Tree, Tree]:
-        """Train the student, or each student, towards the answers of the trusted teachers.
+        """Train the student, or each student, towards the weighted answers of the teachers.
 
         Return students and their moments.
         """
@@ -366,16 +366,16 @@ class Lesson:
         return corrected
 
     def drawn(self, generator: Tree, noise: Tensor) -> Graph:
-        """The graph that the students learn from."""
+        """Return the pseudo graph that the students learn from."""
         return self.pseudo_graph(self.method.generator(generator, noise, self.labels))
 
     def noise(self, key: Tensor) -> Tensor:
-        """The generator's noise, (B, noise_size)."""
+        """Draw the generator's noise, (B, noise_size)."""
         shape = (self.method.pseudo_nodes, self.method.noise_size)
         return normal(fold(key, "noise"), shape, self.share.dtype)
 
     def pseudo_graph(self, x: Tensor) -> Graph:
-        """A graph of generated features. Every node is connected to its nearest neighbours."""
+        """Connect every row of generated features to its nearest neighbours."""
         method = self.method
         edges, weight = parts.nearest_neighbours(x, method.neighbours, method.neighbours_by)
         return make_graph(x, edges, self.labels, edge_weight=weight, views=method._hooks.views)
@@ -383,7 +383,7 @@ class Lesson:
     def answers(
         self, models: Tree, graph: Graph, key: Tensor | None = None, whose: str = "", *, many: bool
     ) -> Tensor:
-        """Logits of one model (B, C), or of stacked models (K, B, C), on one pseudo graph."""
+        """Return logits on one pseudo graph: of one model (B, C), or of `many` models (K, B, C)."""
         predict, noise = self.method.predict, None
         if key is not None and self.method.server_dropout:
             noise = fold(key, whose)
@@ -398,7 +398,7 @@ class Lesson:
 
 
 def _share(phi: Tensor) -> Tensor:
-    """Each participant's share in the reliability of a class, (K, C), or zero if all are zero."""
+    """Return each participant's share of a class's reliability, (K, C), or zero if all are zero."""
     phi = phi.clamp(min=0)
     total = phi.sum(0)
     return torch.where(total > 0, phi / torch.where(total > 0, total, torch.ones_like(total)), 0.0)

@@ -58,7 +58,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class FedTGP(PrototypeTraining):
-    """Trainable global prototypes."""
+    """Learn the global prototypes at the server."""
 
     inference: Annotated[Literal["head", "prototype"], "last layer, or nearest prototype"] = (
         "prototype"
@@ -135,27 +135,27 @@ class FedTGP(PrototypeTraining):
 
 
 def learned(params: Tree) -> Tensor:
-    """P̂ of all classes, (C, h)."""
+    """Return P̂ of all classes, (C, h)."""
     hidden = torch.relu(apply_linear(params["first"], params["vectors"]))
     return apply_linear(params["second"], hidden)
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Distances of all rows of a to all rows of b. The gradient is finite for equal rows."""
+    """Return the distances of all rows of a to all rows of b. Equal rows have a finite gradient."""
     return (a.unsqueeze(1) - b).square().sum(-1).clamp(min=1e-12).sqrt()
 
 
 def contrast(prototypes: Tensor, owned: Tensor, ours: Tensor, delta: Tensor) -> Tensor:
-    """The server's loss for prototypes (K, C, h), a mask (K, C), and P̂ (C, h)."""
+    """Return the server's loss, given prototypes (K, C, h), a mask of owned classes, and P̂."""
     own = torch.eye(len(ours), dtype=ours.dtype, device=ours.device).repeat(len(prototypes), 1)
     logits = -(distances(prototypes.flatten(0, 1), ours) + delta * own)
     return masked_mean(-(own * logits.log_softmax(-1)).sum(-1), owned.flatten())
 
 
 def margin(prototypes: Tensor, owned: Tensor, kind: str) -> Tensor:
-    """The margin between the mean prototypes of classes, before τ limits it.
+    """Return the margin between the classes' mean prototypes, before τ limits it.
 
-    The module explains the kinds.
+    The module docstring defines each `kind`.
     """
     total, count = torch.einsum("kc,kch->ch", owned, prototypes), owned.sum(0)
     if kind == "openfgl":

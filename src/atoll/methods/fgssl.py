@@ -21,8 +21,8 @@ the global model and without FGSD. `variant=openfgl` is CE + 0.1 times the mean 
 KL(softmax |b_u - b_v|/0.1 ‖ softmax |a_u - a_v|/0.1). There a and b are after activation, and a
 after dropout, too. λ_C, λ_D and ω are not published. On Cora (10 Louvain clients, Adam at 0.01, two
 seeds) validation accuracy is 81.8 with the defaults. It is 82.4 with λ_D = 10, 81.1 with both at
-0.01 and at most 77.8 with λ_C = 10. At FedATH's rate of 0.001 both at 0.01 are best: 79.5 instead
-of 73.6 with the defaults. The published tables therefore use a search (docs/results).
+0.01 and at most 77.8 with λ_C = 10. At FedATH's rate of 0.001, 0.01 for both is best: 79.5 instead
+of 73.6 with the defaults. Our runs of published tables therefore search both (docs/results).
 A view drops an edge in both directions together. a and b are the last hidden layer before its
 activation. Nodes without neighbours add zero to FGSD. Clients are weighted by nodes (`weight_by`;
 the authors: training nodes) and take 3 local epochs (authors: 4). Clients use Adam and keep its
@@ -96,7 +96,7 @@ class FGSSL(Averaging):
         return Update(model, graph.size(self.weight_by)), moments
 
     def taught_loss(self, received: Tree, params: Tree, graph: Graph, key: Tensor) -> Tensor:
-        """The loss of one step. The key draws its views."""
+        """Return the loss of one step, on views that the key draws."""
         error = self.loss(params, graph, key)
         if self.variant == "paper" and not self.lam_c and not self.lam_d:
             return error
@@ -111,7 +111,7 @@ class FGSSL(Averaging):
         return error + self.lesson(a, b, graph)
 
     def lesson(self, a: Tensor, b: Tensor, graph: Graph) -> Tensor:
-        """The terms in addition to cross entropy, from strong and weak embeddings (N, h)."""
+        """Return the sum of the terms besides cross entropy, from strong and weak embeddings."""
         chosen = graph.tensor_view("training")
         rows = graph.y[chosen], graph.train[chosen], self.net.classes, self.tau
         if self.variant == "authors":
@@ -128,7 +128,7 @@ class FGSSL(Averaging):
     def embed_view(
         self, params: Tree, graph: Graph, key: Tensor, edges: float, columns: float, training: bool
     ) -> Tensor:
-        """The last hidden layer on the graph without a share of its edges and feature columns."""
+        """Return the last hidden layer, on the graph without shares of its edges and features."""
         loops = graph.sparse_view("loops")
         stay = loops.values * kept_edges(loops, graph.ids, fold(key, "edges"), edges)
         first, *rest = params[:-1]
@@ -140,7 +140,7 @@ class FGSSL(Averaging):
 
 
 def kept_edges(loops: Sparse, ids: Tensor, key: Tensor, rate: float) -> Tensor:
-    """One for kept entries, zero for a random share, (E,). Equal in both directions."""
+    """Return one for kept entries, zero for a random share, (E,), equal in both directions."""
     numbers = ids.unsqueeze(-1)
     ends = torch.cat([at_rows(loops, numbers), at_columns(loops, numbers)], dim=-1)
     draw = fold(key, ends.amin(-1), ends.amax(-1))  # uniform in [-2^63, 2^63)
@@ -148,7 +148,7 @@ def kept_edges(loops: Sparse, ids: Tensor, key: Tensor, rate: float) -> Tensor:
 
 
 def neighbours(graph: Graph) -> Sparse:
-    """The view `loops` with self-loops marked as padding."""
+    """Return the view `loops` with self-loops marked as padding."""
     loops = graph.sparse_view("loops")
     return replace(loops, values=edge_mask(loops))
 
@@ -156,7 +156,7 @@ def neighbours(graph: Graph) -> Sparse:
 def contrast(
     a: Tensor, b: Tensor, y: Tensor, mask: Tensor, classes: int, tau: float, both: bool = False
 ) -> Tensor:
-    """FNSC of embeddings (N, h) over the mask. b is a constant unless `both` are trained."""
+    """Return FNSC of embeddings (N, h) over the mask. Unless `both` are trained, b is constant."""
     a, b = unit(a), unit(b)
     positive, _ = class_means(b, y, mask, classes)
     near = (a * positive[y]).sum(-1) / tau
@@ -178,7 +178,7 @@ def contrast(
 
 
 def distil(edges: Sparse, a: Tensor, b: Tensor, real: Tensor, omega: float) -> Tensor:
-    """FGSD: mean over nodes of KL(weak ‖ strong) of softmaxes over neighbours."""
+    """Return FGSD: the mean over nodes of KL(weak ‖ strong) of softmaxes over neighbours."""
 
     def log_softmax(z: Tensor) -> Tensor:
         alike = (at_rows(edges, z) * at_columns(edges, z)).sum(-1, keepdim=True) / omega
@@ -191,7 +191,7 @@ def distil(edges: Sparse, a: Tensor, b: Tensor, real: Tensor, omega: float) -> T
 
 
 def edge_differences(edges: Sparse, a: Tensor, b: Tensor, tau: float) -> Tensor:
-    """OpenFGL's term: mean over edges of KL(weak ‖ strong) of softmaxes of |z_u - z_v|."""
+    """Return OpenFGL's term: the mean over edges of KL(weak ‖ strong) of softmax |z_u - z_v|."""
     log_a, log_b = (
         ((at_rows(edges, z) - at_columns(edges, z)).abs() / tau).log_softmax(dim=-1) for z in (a, b)
     )

@@ -13,17 +13,17 @@
 ε1 and ε2 are in units of ‖Δ‖: rescale them if rate, width, batch size or epochs change. All norms
 and cosines come from one Gram matrix of the updates.
 
-Wire, per client and round:  down  model of its cluster      up  model, n, for GCFL+ one norm
+Wire, per client and round:  down  model of its cluster      up  model, n, one norm (not GCFL)
 Private state: the optimizer's moments and the network's private layers.
-Floats per client and round: 2P + 1 for P shared parameters, 2P + 2 for GCFL+.
+Floats per client and round: 2P + 1 for P shared parameters, 2P + 2 for GCFL+ and GCFL+dWs.
 Departures from the reference code: a client sends its model and the server computes the difference.
 These rules are from the code, not from the paper. No cluster splits in the first `min_round`
 rounds, or with `min_size` clients or fewer. The criterion uses the plain mean; Eq. 4 weights it
-(`mean`). The update is a weighted mean; Eq. 7 prints a sum (`update=sum`: steps grow with the
-cluster). The similarity of a DTW distance is the maximum minus the distance. After a split GCFL+
-restarts all its sequences. The paper describes GCFL+ with norms of Δ; the code uses the norm of the
-last mini-batch's gradient. With partial participation, a cluster splits only in rounds in which all
-its members take part. Its model moves for all members in every round.
+(`mean=weighted`). The update is a weighted mean; Eq. 7 prints a sum (`update=sum`: steps grow with
+the cluster). The similarity of a DTW distance is the maximum minus the distance. After a split
+GCFL+ restarts all its sequences. The paper describes GCFL+ with norms of Δ; the code uses the norm
+of the last mini-batch's gradient. With partial participation, a cluster splits only in rounds in
+which all its members take part. Its model moves for all members in every round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ ROOM = 512
 
 @record
 class Update:
-    """The reply of a client. Only GCFL+ sends a norm."""
+    """The reply of a client. Only GCFL+ and GCFL+dWs send a norm."""
 
     model: Tree
     weight: Tensor
@@ -59,10 +59,10 @@ class Update:
 
 @record
 class Server:
-    """The clusters and their models.
+    """The server's tree: the clusters, their models and their history.
 
     A row of `splits` is the round, and for each client 0 (in another cluster), 1 (stays) or 2
-    (moves to the new cluster). `trace` has the norms of each client's update and of its
+    (moves to the new cluster). `trace` contains the norms of each client's update and of its
     cluster's mean update.
     """
 
@@ -101,7 +101,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class GCFL(Mixing):
-    """Clustered federated learning on graphs."""
+    """Average the models within clusters of clients, which split during training."""
 
     similarity: Annotated[
         Literal["cosine", "gradient-norms", "update-norms"], "similarity for the cut"
@@ -179,7 +179,7 @@ class GCFL(Mixing):
     def train(
         self, graph: Graph, received: Tree, state: Private | None, key: Tensor
     ) -> tuple[Update, Private]:
-        """Train the cluster's model. GCFL+ also sends the norm of the last gradient or update."""
+        """Train the cluster's model. GCFL+ sends a gradient's norm, GCFL+dWs the update's norm."""
         steepness: list[Tree] = []
 
         def watch(grads: Tree, params: Tree) -> Tree:
@@ -209,9 +209,9 @@ class GCFL(Mixing):
     def _split(
         self, server: Server, products: Tensor, found: Criterion, clients: Clients
     ) -> Server:
-        """Split each cluster that meets the criterion in two.
+        """Split each cluster that meets the criterion into two.
 
-        GCFL+ splits only the first of them, because all sequences restart.
+        GCFL+ and GCFL+dWs split only the first of these clusters, because all sequences restart.
         """
         row = {position: number for number, position in enumerate(clients.positions.tolist())}
         lines = zip(*(part.tolist() for part in found), strict=True)
@@ -236,7 +236,7 @@ class GCFL(Mixing):
 
 
 def cluster_tree(server: Server) -> list[Split]:
-    """The splits in the order in which they happened: round, both sides and reasons."""
+    """Return the splits in the order in which they happened."""
 
     def side(line: list[int], wanted: int) -> tuple[int, ...]:
         return tuple(client for client, place in enumerate(line[1:]) if place == wanted)
@@ -247,7 +247,7 @@ def cluster_tree(server: Server) -> list[Split]:
 
 
 def clusters(server: Server) -> list[list[int]]:
-    """The members of every cluster, by its number."""
+    """Return the members of every cluster, in the order of the clusters' numbers."""
     labels = server.cluster.tolist()
     return [[i for i, own in enumerate(labels) if own == c] for c in range(max(labels) + 1)]
 
@@ -304,13 +304,13 @@ def minimum_cut(similarity: Tensor) -> tuple[float, tuple[list[int], list[int]]]
 
 
 def _members(server: Server) -> Tensor:
-    """Whether each client (column) is in each possible cluster (row), (N, N)."""
+    """Return whether each client (column) is in each possible cluster (row), (N, N)."""
     numbers = torch.arange(len(server.cluster), device=server.cluster.device)
     return server.cluster == numbers.unsqueeze(1)
 
 
 def _shares(inside: Tensor, weight: Tensor) -> Tensor:
-    """Weights within each cluster, (C, K), that sum to one, or to zero without participants."""
+    """Return weights within each cluster, (C, K). They sum to one, or zero without participants."""
     share = inside * weight
     return share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
 
@@ -344,7 +344,7 @@ def _divided(
 
 
 def _moved(server: Server, updates: Tree, weight: Tensor, positions: Tensor, update: str) -> Tree:
-    """Every client's model plus the weighted mean, or sum, of its cluster's updates."""
+    """Return each client's model plus the weighted mean, or the sum, of its cluster's updates."""
     inside = _members(server)[:, positions].to(weight.dtype)
     steps = mix(updates, _shares(inside, weight) if update == "mean" else inside)
     return tree_map(lambda model, step: model + step[server.cluster], server.models, steps)

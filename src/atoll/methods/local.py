@@ -42,7 +42,7 @@ class Local(Training):
     """The non-federated baseline that a federated method must beat."""
 
     tasks = tuple(TASKS)
-    paper = "Every client alone (also called self-train or isolate); no paper"
+    paper = "Every client trains by itself (also called self-train or isolate); no paper"
     not_private = "nothing leaves its clients"
     not_averaging = "nothing is aggregated"
     deployed = "personalised"

@@ -10,9 +10,9 @@ share z. One vector per node is therefore enough: cos(z, z^p) - cos(z, z^g) = �
 
 Wire, per client and round:  down  model      up  model, num_nodes
 Private state: the client's last local model, which it has already sent, the optimizer's moments and
-the network's private layers. z^p would save a forward pass per round, but the state contains the
-model, because a tensor with a node axis cannot be stacked with other clients' states.
-Floats per client and round: 2P + 1 for P parameters. A head of width k has 2hk + k + h of them.
+the network's private layers. Storing z^p instead of the model would save a forward pass per round,
+but a tensor with a node axis cannot be stacked with other clients' states.
+Floats per client and round: 2P + 1 for P parameters. A head of width k adds 2hk + k + h parameters.
 Departures from the reference code: a client without a previous model trains with cross entropy
 only. The authors' code does this in the first round; later it contrasts a new client with a
 separate initial model. The network has a projection head only if `head` gives its width. As in the
@@ -98,7 +98,7 @@ class MOON(Averaging):
     def train(
         self, graph: Graph, received: Tree, state: Kept | None, key: Tensor
     ) -> tuple[Update, Kept]:
-        """Train the received model with cross entropy and contrast."""
+        """Train the received model on the task's loss and, after the first time, the contrast."""
         before = None if state is None else state.own
         if state is not None:
             graph = self.with_contrast(graph, received, state)
@@ -106,7 +106,7 @@ class MOON(Averaging):
         return Update(model, graph.size(self.weight_by)), Kept(model, own)
 
     def loss(self, params: Tree, graph: Graph, key: Tensor | None) -> Tensor:
-        """Cross entropy and, if the graph has the view, the contrast."""
+        """Return the task's loss plus, if the graph has the view `CONTRAST`, the contrast."""
         z = self.model.embed(params, graph, key)
         error = graph.task.loss(self.model.logits(params, z, graph, key), graph)
         if CONTRAST not in graph.views:
@@ -129,7 +129,7 @@ class MOON(Averaging):
 
 
 def contrast(z: Tensor, apart: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """Mean of log(1 + exp(ẑ · apart / τ)), apart = ẑ^p - ẑ^g, (N, h), over the mask."""
+    """Return the mean of log(1 + exp(ẑ · apart / τ)) over the mask, for apart = ẑ^p - ẑ^g."""
     return masked_mean(functional.softplus((unit(z) * apart).sum(-1) / tau), mask)
 
 

@@ -1,4 +1,4 @@
-"""Reef: two networks that see neighbours differently, a known class prior, and a choice per client.
+"""Reef: average two networks, and let each client add its class prior and weigh the networks.
 
     θ_i <- fit of Σ_b CE(f_b + log π_i) + μ/2 ‖θ - θ̄‖²;   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
 

@@ -14,12 +14,13 @@ Private state: c_i, the optimizer's moments and the network's private layers, wh
 corrected. c_i stays at the client but is no secret, because the server can reconstruct Δc_i.
 Floats per client and round: 3P + 2 for P parameters; 4P + 2 with option I or `replace-controls`.
 Departures from the reference code: K counts the steps of each client, epochs times mini-batches.
-Weight decay is part of f_i for option II. Option I excludes it from c_i and c, where it cancels.
-The paper's step is plain SGD, the default here. Its rates were chosen on validation nodes of Cora
-and on validation graphs of PROTEINS. With Adam or momentum the correction enters before the
-preconditioner, and (x - y) / (K η) is a mean direction, not a mean gradient. OpenFGL does this, and
-it is unstable. `compat=replace-controls` is OpenFGL's server, which sets c to the mean of the
-participants' c_i. That is correct only with full participation. `preset=openfgl` has both.
+Weight decay is part of f_i for option II. Option I excludes it from c_i and c; in c - c_i it would
+cancel. The paper's step is plain SGD, the default here. Its rates were chosen on validation nodes
+of Cora and on validation graphs of PROTEINS. With Adam or momentum the correction enters before the
+preconditioner, and (x - y) / (K η) is a mean direction, not a mean gradient. OpenFGL uses Adam, and
+its training is unstable. `compat=replace-controls` is OpenFGL's server, which sets c to the mean of
+the participants' c_i. That is correct only with full participation. `preset=openfgl` has Adam and
+this server.
 """
 
 from dataclasses import dataclass, replace

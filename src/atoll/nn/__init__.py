@@ -1,7 +1,7 @@
 """Networks as frozen dataclasses: `init(key)` makes a parameter tree, a call returns logits.
 
-`ops` has the products that all networks use, `views` the matrices that they precompute from a
-graph, and `kernels` the Triton kernels for GPUs. Modules named after a method have its networks.
+`ops` contains the products that all networks use, `views` the matrices that they precompute from a
+graph, and `kernels` the Triton kernels for GPUs. A module named after a method contains its parts.
 
 Examples:
     >>> from atoll.core.random import make_key

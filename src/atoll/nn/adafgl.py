@@ -1,4 +1,4 @@
-"""AdaFGL's personal networks: heads that read a graph through a model's predictions about it.
+"""AdaFGL's personal networks: MLP heads on features that edges and similar predictions propagate.
 
     P = softmax of the model's logits,   q_i = P_i / |P_i|,   S_ij = <q_i, q_j>, zero diagonal.
     T = D^-1/2 (α A + (1 - α) S + I) D^-1/2,   X~ = [X, TX, ..., T^k X].
@@ -72,7 +72,7 @@ class Heads:
     dropout: float = 0.5
 
     def init(self, key: Tensor) -> Tree:
-        """Initialise the first layers of all heads, concatenated by hop, and each head's rest."""
+        """Initialise the heads: their first layers, concatenated by hop, and their other layers."""
         deep_width = (self.hops + 1) * self.features
         deep = [_weight(fold(key, name, 0), deep_width, self.hidden) for name in self.propagated]
         flat = [_weight(fold(key, name, 0), self.features, self.hidden) for name in self.plain]
@@ -217,7 +217,7 @@ class Similarity(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """A client's graph as a model predicts it: P, S and T."""
+    """P, S and T of a client's graph, which depend on the model's predictions."""
 
     belief: Tensor
     similar: Similarity

@@ -77,7 +77,7 @@ class DisenGCN(Embedder):
 
     @property
     def width(self) -> int:
-        """Total width of all factors."""
+        """The total width of all factors."""
         return self.factors * self.hidden
 
     @property
@@ -113,7 +113,7 @@ class DisenGCN(Embedder):
         return self._route(h, graph, key, "base", self.base_layers)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the classifier to the output of `embed`, (N, C)."""
+        """Return logits, (N, C), from the output `h` of `embed`."""
         out = apply_linear(params["classifier"], h)
         return torch.cat([torch.zeros_like(out), out], dim=-1) if self._one_logit else out
 
@@ -190,7 +190,7 @@ class _Route(Function):
 
 
 class _RouteBack(NoDerivative):
-    """The gradient of `_Route` by x, from the last pass to the first. It recomputes each u."""
+    """The gradient of `_Route` with respect to x, pass by pass in reverse. Each u is recomputed."""
 
     @staticmethod
     def forward(shares: Tensor, grad: Tensor, x: Tensor, *matrix: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class _RouteBack(NoDerivative):
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
-    """The Triton kernels if they can process x, else None."""
+    """Return the Triton kernels if they can process x, else None."""
     if not on_gpu(x):
         return None
     from atoll.nn.kernels import routing
@@ -279,7 +279,7 @@ class _Edges:
         self.real = (values != 0).to(values.dtype)
 
     def dot(self, targets: Tensor, sources: Tensor) -> Tensor:
-        """The inner product of the target's and the source's row, for every edge."""
+        """Return the inner product of the target's and the source's row, for every edge."""
         if self.columns.numel() == 0:
             return targets.new_zeros(targets.shape[0], 0)
         # The gradient of `embedding_bag` by its weights: one kernel without an (E, hidden) tensor.
@@ -289,12 +289,12 @@ class _Edges:
         return out.view(targets.shape[0], -1)  # type: ignore[no-any-return]
 
     def gather(self, weight: Tensor, sources: Tensor) -> Tensor:
-        """The weighted sum over the edges that end at a node, for every node."""
+        """Return each node's weighted sum over the edges that end at it."""
         flat = sources.flatten(0, 1)
         return bags(flat, self.columns, self.offsets, weight.flatten()).view_as(sources)
 
     def scatter(self, weight: Tensor, targets: Tensor) -> Tensor:
-        """The weighted sum over the edges that start at a node, for every node."""
+        """Return each node's weighted sum over the edges that start at it."""
         weight = weight.index_select(1, self.t_order).flatten()
         flat = targets.flatten(0, 1)
         return bags(flat, self.t_columns, self.t_offsets, weight).view_as(targets)
@@ -317,12 +317,12 @@ def _side_by_side(h: Tensor) -> Tensor:
 
 
 def _scale(h: Tensor) -> Tensor:
-    """The factor that makes rows of h unit vectors. Zero for a zero row."""
+    """Return the factors that give rows of h length one. The factor of a zero row is zero."""
     length = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
     return torch.where(length > 1e-12, length.reciprocal(), 0.0)
 
 
 def _scale_back(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
-    """The gradient by h, given the gradient by unit = h * _scale(h)."""
+    """Return the gradient with respect to h, given that with respect to unit = h * _scale(h)."""
     along = (unit * grad).sum(-1, keepdim=True)
     return torch.addcmul(grad, unit, along, value=-1).mul_(scale)

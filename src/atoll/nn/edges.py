@@ -1,7 +1,8 @@
-"""A graph convolution with learned edge weights: D^-1/2 (A∘w + I) D^-1/2.
+"""A graph convolution with learned edge weights: D^-1/2 (W + I) D^-1/2.
 
-On a GPU one function with a hand-written gradient computes the normalised entries. The dozen small
-operations that it replaces cost more there than the products themselves.
+W contains the learned weight w_ij of every edge, and not the weights of the data. On a GPU one
+function with a hand-written gradient computes the normalised entries. It replaces a dozen small
+operations, which cost more there than the products themselves.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ MATRIX = ("offsets", "columns", "rows", "values", "t_offsets", "t_order")
 
 
 def weighted_gcn(adjacency: Sparse, weight: Tensor) -> Propagation:
-    """Return the product with D^-1/2 (A∘w + I) D^-1/2, given the view `loops` and weights w, (E,).
+    """Return the product with D^-1/2 (W + I) D^-1/2, given the view `loops` and its weights, (E,).
 
-    D_i = 1 + Σ_j w_ij. The product is differentiable in w.
+    D_i = 1 + Σ_j w_ij. The product is differentiable in w. Weights of self-loops are not used.
     """
     if on_gpu(weight):
         tensors = (getattr(adjacency, name) for name in MATRIX)
@@ -73,7 +74,7 @@ class _Normalised(Function):
 
 
 class _NormalisedBack(NoDerivative):
-    """The gradient by the weights, (E,), given the gradient by the entries."""
+    """The gradient with respect to the weights, (E,), given that for the entries."""
 
     @staticmethod
     def forward(grad: Tensor, values: Tensor, scale: Tensor, *matrix: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class _NormalisedBack(NoDerivative):
 
 
 def _joined(info: Vmap, dims: Dims, args: tuple[Tensor, ...]) -> list[Tensor]:
-    """Concatenate the clients' tensors. Indices of a stacked matrix already count this way."""
+    """Concatenate the clients' tensors. The indices of a stacked matrix already fit the result."""
     if None in dims[1:]:
         raise RuntimeError("a sparse matrix must be stacked whole: all of its tensors or none")
     return [part.flatten() for part in batched(info, dims, *args)]

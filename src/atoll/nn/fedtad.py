@@ -1,4 +1,4 @@
-"""FedTAD's parts: how similar a node is to its neighbours, and a generator of node features.
+"""Parts of FedTAD: similarities of nodes and neighbours, a generator of features, and losses.
 
 Similarity in features and in position (Eqs. 3 to 5), as views with options bound by `partial`:
 
@@ -42,9 +42,8 @@ BLOCK = 1 << 22  # largest block of columns of T^q in memory (in numbers)
 def walk_returns(graph: Graph, length: int) -> Tensor:
     """Return the probability that a walk of 1, ..., `length` steps ends at its start, (N, length).
 
-    The result is exact, without powers of T. T is similar to S = D^-1/2 A D^-1/2, which is
-    symmetric if A is. So (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij needs half the products, on blocks
-    of columns.
+    The walk matrix T = A D^-1 is similar to the symmetric S = D^-1/2 A D^-1/2, so their powers have
+    the same diagonals. Half the powers of S suffice: (T^(a+b))_ii = Σ_j (S^a)_ij (S^b)_ij.
     """
     walk, nodes = _walk_matrix(graph), torch.arange(graph.num_nodes, device=graph.y.device)
     blocks = [graph.real.new_zeros(0, length)]
@@ -206,8 +205,8 @@ def _linear(layer: Tree, h: Tensor) -> Tensor:
 def divergence(student: Tensor, taught: Tensor, weight: Tensor, reading: str) -> Tensor:
     """Return Σ_k Σ_i weight_ki D(student_i, taught_ki) for node i and teacher k.
 
-    Arguments are logits, (B, C) and (K, B, C), and the trust in teachers, (K, B). `reading` "kl"
-    means D = KL(student ‖ taught), and "l1" the mean absolute difference of logits.
+    Arguments are logits, (B, C) and (K, B, C), and the loss weights, (K, B). `reading` "kl" means
+    D = KL(student ‖ taught), and "l1" the mean absolute difference of logits.
     """
     if reading == "l1":
         if on_gpu(student) and not taught.requires_grad and not inside_transform():

@@ -39,7 +39,7 @@ from atoll.nn.ops import at_columns, bags, both_ways, by_row, matmul, row_max, t
 
 @dataclass(frozen=True)
 class GIN(Embedder):
-    """`layers` convolutions of width `hidden`, then a linear layer of width `classes`."""
+    """A network of `layers` convolutions of width `hidden` and a linear layer."""
 
     features: int
     classes: int
@@ -63,14 +63,14 @@ class GIN(Embedder):
         return _convolved(rest, h, graph, key, self.dropout)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the linear layer to the output of `embed`, (N, C)."""
+        """Return the logits, (N, C): the linear layer applied to the output `h` of `embed`."""
         out: Tensor = matmul(h, params[-1]["weight"]) + params[-1]["bias"]
         return out
 
 
 @dataclass(frozen=True)
 class GraphGIN(Embedder):
-    """A linear layer, `layers` convolutions, pooling over each graph, two linear layers."""
+    """GCFL's network: private linear layers around shared convolutions and a pooling of graphs."""
 
     features: int
     classes: int
@@ -120,7 +120,7 @@ class GraphGIN(Embedder):
         return apply_linear(params["post"], graph.at_roots(h))
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to the output of `embed`. Logits of graphs are at roots, (N, C)."""
+        """Return logits from the output `h` of `embed`. A graph's are at its root, (N, C)."""
         ids = graph.at_roots(graph.ids)
         h = dropout(h, key, ids, self.dropout, "dropout", self.layers, after=torch.relu)
         logits = apply_linear(params["readout"], h)
@@ -158,7 +158,7 @@ def _convolved(layers: Tree, h: Tensor, graph: Graph, key: Tensor | None, rate: 
     h = dropout(h, key, graph.ids, rate, "dropout", 0)
     for number, layer in enumerate(layers, start=1):
         inner, outer = layer["inner"], layer["outer"]
-        # `_Convolution` has no gradient by the entries of the adjacency.
+        # `_Convolution` has no gradient with respect to the entries of the adjacency.
         if not (h.is_cuda or inside_transform() or adjacency.values.requires_grad):
             mask, scale = dropout_mask(h, key, graph.ids, rate, "dropout", number)
             parts = (part[name] for part in (inner, outer) for name in ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""FedSage+: NeighGen generates neighbours that a node may have lost, and GraphSAGE reads them.
+"""Networks of FedSage+: NeighGen generates a node's lost neighbours, and GraphSAGE reads them.
 
     z_v = GraphSAGE(v);   n̂_v = relu(w z_v + b);   x̂_v = tanh(W3 relu(W2 relu(W1 (z_v + noise))))
 
@@ -50,7 +50,7 @@ class Made:
         return (rows if self.places is None else self.places.at(rows)).unsqueeze(1)
 
     def summed(self, g: Tensor) -> Tensor:
-        """Sum over a node's generated neighbours: (n, s, C) -> (N, C), or nodes with places."""
+        """Sum over each node's linked neighbours: (n, s, C) -> one row per node (with places)."""
         return _summed(g, self.linked, self.places)
 
     def sent(self, total: Tensor, weight: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class NeighGen:
         }
 
     def encode(self, params: Tree, graph: Graph, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z, (N, latent), and n̂, (N,), on the graph without edges from nodes not kept."""
+        """Return z, (N, latent), and n̂, (N,), without edges from nodes that are not `kept`."""
         z = mended_sage(self.encoder, params["encoder"], graph, kept, None, None)
         return z, torch.relu(apply_linear(params["degree"], z)).squeeze(-1)
 
@@ -144,7 +144,7 @@ class NeighGen:
         return torch.tanh(apply_linear(last, h)).reshape(-1, self.slots, self.features)
 
     def used(self, lost: Tensor) -> Tensor:
-        """One for the first ⌊n̂⌋ slots of each node, (N, p). The result has no gradient."""
+        """Return one for the first ⌊n̂⌋ slots of each node, else zero, (N, p). No gradient."""
         slot = torch.arange(1, self.slots + 1, device=lost.device)
         return (slot <= lost.detach().unsqueeze(-1)).to(lost.dtype)
 

@@ -81,7 +81,7 @@ class Layered(ABC):
         return Layered.__call__(self, params[:-1], graph, key)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to the output of `embed`, (N, C)."""
+        """Return logits, (N, C), from the output `h` of `embed`."""
         return self.last(params, self.dropped(h, len(params) - 1, graph, key), graph)
 
     def read(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
@@ -89,7 +89,7 @@ class Layered(ABC):
         return self.dropped(self.embed(params, graph, key), len(params) - 1, graph, key)
 
     def last(self, params: Tree, h: Tensor, graph: Graph) -> Tensor:
-        """Apply the last layer to the output of `read`, (N, C)."""
+        """Return logits, (N, C), from the output `h` of `read`."""
         return self._further(params[-1], h, len(params) - 1, graph)
 
 
@@ -155,7 +155,7 @@ class GCN(Layered):
     def on(
         self, propagate: Propagation, params: Tree, graph: Graph, key: Tensor | None = None
     ) -> Tensor:
-        """Return logits with the given propagation instead of Â. It reads the view `x`."""
+        """Return logits with `propagate` instead of Â. The graph needs the view `x`."""
         h = propagate(matmul(graph.views["x"], params[0]["weight"]), params[0]["bias"])
         for number, layer in enumerate(params[1:], start=1):
             h = self.convolved(layer, self.dropped(h, number, graph, key), number, propagate)

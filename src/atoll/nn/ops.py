@@ -39,7 +39,7 @@ NARROW = 16
 def matmul(matrix: Matrix, dense: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the product, (R, D), plus a bias, (D,).
 
-    A `Sparse` whose field `dense` is used has no gradient by its values. `with_values` clears it.
+    If a `Sparse` has a `dense` form, its values get no gradient. `with_values` clears this form.
     """
     on_its_own = isinstance(matrix, Sparse) and on_gpu(dense) and dense.shape[-1] <= NARROW_ON_GPU
     if bias is not None and not on_its_own:
@@ -138,7 +138,7 @@ def bags(
     bias: Tensor | None = None,
     shared: bool = False,
 ) -> Tensor:
-    """out[r] = sum over the entries e of bag r of weight[e] * dense[index[e]].
+    """Return out[r] = Σ_e weight[e] * dense[index[e]] over the entries e of bag r.
 
     Without weights, weight[e] is one. A bias is added: (D,), or one row for each of several equal
     blocks. With `shared`, all blocks read the same dense matrix.
@@ -197,7 +197,7 @@ def _quiet() -> None:
 
 
 def _joined(args: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
-    """Concatenate the blocks of a stacked matrix's tensors."""
+    """Flatten each tensor of a stacked sparse matrix from (B, n, ...) to (B * n, ...)."""
     out: list[Tensor | None] = []
     for arg, dim in zip(args, dims, strict=True):
         if arg is not None and dim is None:
@@ -375,7 +375,7 @@ _PIECE = 1 << 22  # largest per-entry product (in numbers) in memory
 
 
 class _EntryDot(NoDerivative):
-    """Inner product of a[row] and b[column] for each entry, which is the gradient by the values."""
+    """Inner products of a[row] and b[column] for each entry: the gradient of the values."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -455,7 +455,7 @@ class _RowMax(Constant, _OnSegments):
 
 
 class _Tall(_KeepsInputs):
-    """A product whose gradient by `weight` is summed in parts, to use the whole GPU.
+    """A product whose gradient with respect to `weight` is summed in parts, to use the whole GPU.
 
     The gradient sums over all rows. 10 x (64, 4300) by (4300, 64) take 0.1 ms in one part,
     because the results are only 40 tiles for 132 processors.

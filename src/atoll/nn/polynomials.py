@@ -38,7 +38,7 @@ class GAMLP(Embedder):
         H = Σ_k w_k X_k,   then an MLP with one PReLU slope for all its layers.
 
     The concatenated hops are the attention's reference, without a separate network. The weight of
-    a hop is bounded, by 0.109 and 0.475 for K = 3, so no hop can be switched off.
+    a hop is bounded: it lies between 0.109 and 0.475 for K = 3. So no hop can be switched off.
     `hop_weights=sgl` repeats a fault of FedGTA's public code. That code stacks the scores hop by
     hop and cuts them into rows of K + 1 without a transpose. A node then reads the scores of other
     nodes: of training nodes in training, and of any node in prediction. The code also averages a
@@ -79,7 +79,7 @@ class GAMLP(Embedder):
         return {"attention": attention, "slope": zeros(key, 1) + 0.25, "layers": layers}
 
     def __call__(self, params: Tree, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Return logits, (N, C). A key turns dropout on, and tells `sgl` that this is training."""
+        """Return logits, (N, C). A key turns dropout on. With `sgl` a key stands for training."""
         first, *rest = params["layers"]
         used = graph.real if key is None else graph.train
         weights = self.weights(params["attention"], graph, used)
@@ -94,7 +94,7 @@ class GAMLP(Embedder):
         return GAMLP.__call__(self, {**params, "layers": params["layers"][:-1]}, graph, key)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to the output of `embed`, (N, C)."""
+        """Return logits, (N, C), from the output `h` of `embed`."""
         number = len(params["layers"]) - 1
         return apply_linear(params["layers"][-1], self._dropped(params, h, number, graph, key))
 

@@ -83,7 +83,7 @@ class Residual(Embedder):
         return self._normalised(last)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply the last layer to the output of `embed`, (N, C)."""
+        """Return logits, (N, C), from the output `h` of `embed`."""
         return apply_linear(params[-1], h)
 
     def _normalised(self, h: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Duo(Embedder):
         return [gcn.init(fold(key, 0)), residual.init(fold(key, 1))]
 
     def each(self, params: Tree, graph: Graph, key: Tensor | None = None) -> list[Tensor]:
-        """Return a list of each branch's logits, (N, C)."""
+        """Return the logits of each branch, (N, C)."""
         parts = zip(self._nets, params, _keys(key), strict=True)
         return [net(own, graph, noise) for net, own, noise in parts]
 
@@ -149,7 +149,7 @@ class Duo(Embedder):
         return torch.cat([net.embed(own, graph, noise) for net, own, noise in parts], -1)
 
     def logits(self, params: Tree, h: Tensor, graph: Graph, key: Tensor | None = None) -> Tensor:
-        """Apply both last layers to the output of `embed`. Return logits as in a call, (N, C)."""
+        """Return logits as in a call, (N, C), from the output `h` of `embed`."""
         cut = h[..., : self.hidden], h[..., self.hidden :]
         parts = zip(self._nets, params, cut, _keys(key), strict=True)
         return _log_mean([net.logits(own, x, graph, noise) for net, own, x, noise in parts])

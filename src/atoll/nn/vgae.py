@@ -6,8 +6,8 @@ Here a_ij is 1 for an edge and else 0. The second term is a sum over edges. The 
 short form, but its gradient has a closed form, ∂/∂z_i = 2 Σ_j sigmoid(s_ij) z_j. One pass over a
 few rows at a time gives both, so no N x N matrix is stored. A sample of pairs may replace all
 pairs. Random permutations then pair every node with `partners` nodes, so all pairs are equally
-likely and the sum is unbiased. Ten partners cost as much as all pairs of 1,000 nodes, and a
-seventeenth of all pairs of 20,000 (CPU).
+likely and the sum is unbiased. On a CPU ten partners cost as much as all pairs for 1,000 nodes, and
+a seventeenth of all pairs for 20,000 nodes.
 
 Shapes: z (N, D), real and ids (N,); Gaussians with diagonal covariance (M, D).
 """
@@ -90,7 +90,7 @@ def _softplus(scores: Tensor) -> Tensor:
 
 
 def _with_slope(value: Tensor, z: Tensor, slope: Tensor) -> Tensor:
-    """Return the value with the given gradient by z. The added term is zero."""
+    """Return the value, with `slope` as its gradient with respect to z. The added term is zero."""
     return value + ((z - z.detach()) * slope).sum()
 
 
@@ -130,8 +130,8 @@ def js_by_sampling(mean: Tensor, log_variance: Tensor, key: Tensor, samples: int
     """Return the Jensen-Shannon divergences of M Gaussians, (M, M), from 0 to ln 2.
 
     JS = ln 2 - (E_A softplus(log B - log A) + E_B softplus(log A - log B)) / 2. All Gaussians use
-    the same samples and their mirror images. To reduce the variance, the linear part of the
-    softplus around the expected log ratio is subtracted, whose expectation is zero.
+    the same samples and their mirror images. To reduce the variance, the estimate subtracts the
+    linear part of the softplus around the expected log ratio. The expectation of this part is zero.
     """
     mean, log_variance = mean.double(), _bounded(log_variance.double())
     drawn = normal(key, ((samples + 1) // 2, mean.shape[-1]), mean.dtype)

@@ -83,7 +83,7 @@ def degrees(graph: Graph) -> Tensor:
 
 
 def mean_adjacency(graph: Graph) -> Sparse:
-    """Return D^-1 A, the unweighted mean over neighbours. Nodes without any have zero rows."""
+    """Return D^-1 A, the unweighted mean over neighbours. Nodes without edges have zero rows."""
     target = graph.edges[1]
     ones = (graph.edge_weight != 0).to(graph.edge_weight.dtype)
     degree = torch.zeros_like(graph.real).index_add(0, target, ones)
@@ -115,9 +115,8 @@ def first_product(graph: Graph, name: str, weight: Tensor, bias: Tensor | None =
 def product_features(name: str, view: Adjacency, graph: Graph) -> Tensor | Sparse | None:
     """Return A X, or None if it has so many entries that A (X W) is faster.
 
-    A X replaces X in a first layer exactly, because there is no dropout on the input. Every
-    neighbour adds words that a node does not have: Cora's Â X has 157,000 entries, Â and X
-    together 60,000.
+    A X replaces X in a first layer exactly, because there is no dropout on the input. A X has more
+    entries, because a node gets its neighbours' features: 157,000 on Cora, A and X together 60,000.
     """
     adjacency, x = _made(graph, name, view), graph.x
     if isinstance(x, Tensor):
@@ -138,8 +137,8 @@ def features_unless(name: str, graph: Graph) -> Tensor | Sparse | None:
 def sum_features_and_ones(graph: Graph) -> Matrix:
     """Return (A + I) [X 1], for a linear layer with a bias before GIN's sum.
 
-    If features are types of nodes, few rows differ (NCI1: 243 of 122,747), because many atoms have
-    the same type and the same types of neighbours.
+    If features are types of nodes, there are few different rows (NCI1: 243 of 122,747), because
+    many atoms have the same type and the same types of neighbours.
     """
     x, nodes = graph.x, torch.arange(graph.num_nodes, device=graph.y.device)
     if isinstance(x, Tensor):
@@ -189,7 +188,7 @@ def sparse_features(x: Tensor) -> Sparse:
 
 
 def _made(graph: Graph, name: str, view: Adjacency) -> Sparse:
-    """Return a view, from the graph's views if it is there under this name."""
+    """Return the graph's view of this name, or else compute it."""
     found = graph.views.get(name)
     return found if isinstance(found, Sparse) else view(graph)
 

@@ -225,7 +225,7 @@ def dataset_page(name: str, root: str | Path | None) -> Table:
 
 
 def edge_homophily(source: Source) -> float:
-    """Return the fraction of equal labels among the edges whose two ends have a label."""
+    """Return the fraction of equal labels among edges between labelled nodes, or NaN."""
     ends = source.y[source.edges]
     known = (ends >= 0).all(axis=0)
     return float((ends[0] == ends[1])[known].mean()) if known.any() else float("nan")

@@ -1,4 +1,4 @@
-"""The chart model that all renderers share: axes and marks as values, without drawing.
+"""The data classes of charts: axes and marks. Two renderers draw them.
 
 `chart_png` draws them into files (matplotlib), `chart_svg` into the page of `atoll report` (colours
 from CSS, text that keeps its size on a narrow screen). Among marks of one kind, later ones cover
@@ -24,7 +24,7 @@ SOLID, DASHED, DOTTED, DASH_DOT = range(4)
 SHAPES = ("dot", "box", "diamond", "up", "down", "plus", "star", "cross", "left", "right", "ring")
 MAX_ROWS = 40
 """Maximum rows of a heat map with numbers, and of a table. JSON files contain all rows."""
-LOG_FROM = 30.0  # numbers whose ratio exceeds this factor get a logarithmic axis
+LOG_FROM = 30.0  # ratio of the largest to the smallest number that needs a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Axis:
     room: float | None = None  # free space next to the marks, as a fraction of their range
 
     def percent(self, value: float) -> float:
-        """Return the position of a number from `low` to `high` in percent, clipped to the edges."""
+        """Return the position between `low` and `high` in percent, clipped to the edges."""
         return float(np.clip(self.part(value), 0, 100))
 
     def part(self, value: float) -> float:
@@ -328,7 +328,7 @@ def box(values: np.ndarray, at: float = 0.0, *, middle: str = GREY) -> tuple[Mar
 def violin(
     values: np.ndarray, at: float, *, colour: str, side: int = 0, width: float = 0.8
 ) -> tuple[Mark, ...]:
-    """Draw the density of values as a shape: whole, or its left (-1) or right (1) half."""
+    """Draw the density of values, or its left (-1) or right (1) half. Equal values have none."""
     if not np.ptp(values) > 0:
         return ()
     places = np.linspace(values.min(), values.max(), 100)

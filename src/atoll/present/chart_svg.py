@@ -1,4 +1,4 @@
-"""Draws charts into a page: HTML and SVG that take their colours from CSS.
+"""Draw charts into a page: HTML and SVG that take their colours from CSS.
 
 An SVG with a viewBox scales its text, which is unreadable on a phone. Therefore only lines and
 areas are in a stretched inner SVG, because strokes can have a fixed width. All text is HTML or SVG
@@ -22,7 +22,8 @@ from atoll.present.chart import Area, Axis, Bars, Chart, Dots, Heat, Line, Mark,
 from atoll.present.tables import Table, html, make_table
 
 MAX_POINTS = 120  # maximum number of points of a line
-LABEL_GAP = 15  # pixels between two labels
+LABEL_GAP = 15  # pixels between two labels of one line
+LETTERS = 18  # of a line of a label; longer labels have two lines
 TABLE_ROWS, TABLE_COLUMNS = 40, 14
 """Largest matrix that becomes a table with numbers. Larger matrices become pictures."""
 MAX_SIDE = 60  # maximum rows and columns of a picture of a matrix
@@ -53,10 +54,11 @@ def chart_html(
     lines = [mark for mark in chart.marks if isinstance(mark, Line) and mark.name]
     key, ends, size = "", "", f"--h:{height}px"
     if chart.legend == "ends" and lines:
-        height = max(height, LABEL_GAP * len(lines) + 20)
-        ends, kind = _ends(lines, chart.y, height), "plot"
-        letters = min(18, max(len(line.name) for line in lines)) + 2
-        size = f"--h:{height}px;--ends:{letters}ch"
+        longest = max(len(line.name) for line in lines)
+        gaps = [LABEL_GAP * (1 if len(line.name) <= LETTERS else 2) for line in lines]
+        height = max(height, sum(gaps) + 20)
+        ends, kind = _ends(lines, chart.y, height, gaps), "plot"
+        size = f"--h:{height}px;--ends:{min(LETTERS, longest) + 2}ch"
     else:
         lines, key = [], key_html(chart.marks) if chart.legend else ""
         kind = "plot bare square" if chart.square else "plot bare"
@@ -121,7 +123,7 @@ def json_text(data: object) -> str:
 
 
 def thinned(count: int, most: int = MAX_POINTS) -> np.ndarray:
-    """Select the points to draw: the first, the last, and evenly spaced points between them."""
+    """Return the indices of the points to draw: first, last, and evenly spaced between them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
@@ -159,7 +161,7 @@ def _percents(chart: Chart, xs: Numbers, ys: Numbers) -> tuple[list[float], list
 
 
 def _curve(line: Line, chart: Chart, points: int) -> str:
-    """Render a line and, below it, its band."""
+    """Render a line and, behind it, its band."""
     keep = thinned(len(line.x), points)
     xs, ys = np.asarray(line.x, dtype=float)[keep], np.asarray(line.y, dtype=float)[keep]
     known = np.isfinite(ys)
@@ -236,11 +238,11 @@ def _mark(dots: Dots, x: float, y: float, tip: str = "") -> str:
     return f'<svg {kinds} x="{x:.2f}%" y="{y:.2f}%">{title}{outline}</svg>'
 
 
-def _ends(lines: Sequence[Line], y: Axis, height: int) -> str:
+def _ends(lines: Sequence[Line], y: Axis, height: int, gaps: Sequence[int]) -> str:
     """Render a label next to the end of each line, and separate labels that would overlap."""
     wanted = [(100 - y.percent(last_value(line))) / 100 * height for line in lines]
     labels = ""
-    for line, place in zip(lines, spread_out(wanted, LABEL_GAP, height), strict=True):
+    for line, place in zip(lines, spread_out(wanted, gaps, height), strict=True):
         name, style = escape(line.name), f'class="{_classes(line)}" style="top:{place:.0f}px"'
         labels += f'<span {style} title="{name}">{name}</span>'
     return f'<div class="ends" aria-hidden="true">{labels}</div>'
@@ -252,16 +254,20 @@ def last_value(line: Line) -> float:
     return float(values[np.isfinite(values)][-1])
 
 
-def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Return positions near the wanted positions, at least `gap` apart, inside 0 to `height`."""
+def spread_out(wanted: Numbers, gaps: float | Sequence[float], height: float) -> list[float]:
+    """Return positions of labels near the wanted ones, inside 0 to `height`.
+
+    `gaps` are the heights of the labels, or of every label.
+    """
     order = np.argsort(wanted, kind="stable")
-    placed = np.clip(np.asarray(wanted, dtype=float)[order], gap / 2, height - gap / 2)
+    half = np.broadcast_to(np.asarray(gaps) / 2, len(order))[order]
+    placed = np.clip(np.asarray(wanted, dtype=float)[order], half, height - half)
     for i in range(1, len(placed)):
-        placed[i] = max(placed[i], placed[i - 1] + gap)
-    limit = height - gap / 2
+        placed[i] = max(placed[i], placed[i - 1] + half[i - 1] + half[i])
+    limit = height
     for i in reversed(range(len(placed))):
-        placed[i] = min(placed[i], limit)
-        limit = placed[i] - gap
+        placed[i] = min(placed[i], limit - half[i])
+        limit = placed[i] - half[i]
     found = np.empty(len(placed))
     found[order] = placed
     return [float(place) for place in found]
@@ -310,7 +316,7 @@ def swatches(bars: Iterable[Bars]) -> str:
     """Render the legend of the bars' colours, for the heading of a column."""
     named = (one for one in bars if one.name)
     styles = ((f'class="{one.colour}" style="opacity:{one.opacity:g}"', one.name) for one in named)
-    parts = "".join(f"<i {style}></i>{escape(name)} " for style, name in styles)
+    parts = " ".join(f"<span><i {style}></i>{escape(name)}</span>" for style, name in styles)
     return f'<span class="key">{parts}</span>'
 
 
@@ -324,7 +330,7 @@ def spark_svg(values: np.ndarray, alt: str) -> str:
 
 
 def heat_html(chart: Chart, *, digits: int = 2, note: str = "") -> str:
-    """Render a chart of one heat map, with a note. `digits` apply to a map without `words`."""
+    """Render a heat map and a note, with `digits` decimals. A small map may show `words`."""
     (heat,) = chart.marks
     assert isinstance(heat, Heat)
     matrix, high = heat.values, heat.top

@@ -297,7 +297,7 @@ class ResultTable:
         return self.cells.get((row, column), Number())
 
     def best(self, column: str) -> set[str]:
-        """Return the best rows of a column, compared by their printed digits."""
+        """Return the best rows of a column, by printed digits. A single number is never best."""
         means = {row: self.cell(row, column) for row in self.rows if row not in self.bounds}
         shown = {r: round(n.mean * self.scale, self.digits) for r, n in means.items() if n.known}
         if self.higher is None or len(shown) < 2:  # no second row to compare with

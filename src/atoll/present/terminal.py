@@ -47,7 +47,7 @@ class FittedTable(rich.Table):
             yield Text(f"Too narrow for: {', '.join(dropped)}", style="dim")
 
     def _least(self, console: Console, options: ConsoleOptions) -> int:
-        """Return the width at which no number and no word is cut."""
+        """Return the smallest width at which no number and no word is cut."""
         wide = options.update(max_width=10_000)
         pairs = ((one, self._measure_column(console, wide, one)) for one in self.columns)
         widths = (m.maximum if column.no_wrap else m.minimum for column, m in pairs)
@@ -250,7 +250,7 @@ def client_table(result: Result) -> Table | None:
 
 
 def result_rows(results: list[Result]) -> Table:
-    """Make a row for each result: scores, traffic and time."""
+    """Make a table with a row for each result: scores, traffic and time."""
     columns = {"accuracy": "test_accuracy", "local": "local_test_accuracy"}
     columns["macro F1"] = "test_macro_f1"
     if any("test_auc" in result.metrics() for result in results):

@@ -59,7 +59,7 @@ class ReportedRun:
 
     @property
     def metric(self) -> str:
-        """The selected metric, or the default metric of its data set."""
+        """The metric of its study or federation, or else of the run."""
         return self.chosen or self.run.result.metric
 
     @property
@@ -330,7 +330,7 @@ def other_tables(found: Collection) -> list[ResultTable]:
 
 
 def _more(found: Collection) -> list[str]:
-    """Return AUC and known metrics of a positive class, if a run has such. Omit the main metric."""
+    """If a run has metrics of a positive class, return these and AUC, without the main metric."""
     known = {name for one in found.shown for name in one.run.summary["metrics"]}
     wanted = ("auc", *POOLED_METRICS)
     names = wanted if known & {f"test_{name}" for name in POOLED_METRICS} else ()

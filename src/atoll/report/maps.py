@@ -25,8 +25,9 @@ DIVERGENCES = {
     "feature": "features of linked nodes",
     "structure": "structure (anonymous walks)",
 }
-ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3), ("", GREY, 0.3))
-"""Name, colour and opacity of the parts of a client's nodes. The last part belongs to no split."""
+ROLES = (("training", BLUE, 1.0), ("validation", BLUE, 0.6), ("test", BLUE, 0.3))
+"""Name, colour and opacity of the parts of a client's nodes."""
+REST = ("in no split", GREY, 0.3)
 _MEASURES = ("nodes", "roles", "edges", "mean_degree", "isolated", "homophily")
 
 
@@ -44,7 +45,7 @@ def without_diagonal(matrix: np.ndarray) -> np.ndarray:
 
 
 def relations(found: Collection) -> str:
-    """Show the client similarities that methods compute, and the weights of their mixtures."""
+    """Show the client similarities, mixture weights and clusters that methods compute."""
 
     def write(group: list[ReportedRun]) -> str:
         figures = [figure for one in group for figure in _relation(one)]
@@ -143,16 +144,17 @@ def _lost(measured: Measured) -> str:
 def _sizes(measured: Measured, names: Names) -> str:
     """Make a row for each client: its nodes as a bar, and its sizes."""
     nodes, rows = measured["nodes"], []
+    styles = ROLES if np.array_equal(nodes, measured["roles"].sum(1)) else (*ROLES, REST)
     axis = Axis("", 0.0, float(nodes.max()), ticks=())
     for k in range(min(len(nodes), MAX_CLIENT_ROWS)):
         own = {name: measured[name][k] for name in _MEASURES}
         parts = [*own["roles"], own["nodes"] - own["roles"].sum()]
-        bar = Cell(html=strip_svg("strip", axis, stacked(list(map(float, parts)), ROLES)))
+        bar = Cell(html=strip_svg("strip", axis, stacked(list(map(float, parts)), styles)))
         roles = " / ".join(f"{n:,}" for n in own["roles"])
         shape = f"{own['edges']:,}", f"{own['mean_degree']:.1f}", f"{own['isolated']:,}"
         homophily = number_text(own["homophily"], 2)
         rows.append([names[k], bar, f"{own['nodes']:,}", roles, *shape, homophily])
-    size = Column("size", below=swatches(stacked([0.0] * 4, ROLES)))
+    size = Column("size", below=swatches(stacked([0.0] * 4, styles)))
     numbers = ["nodes", "train / val / test", "edges", "degree", "isolated", "homophily"]
     cut = f" (the first {MAX_CLIENT_ROWS} of {len(nodes)})" if len(nodes) > MAX_CLIENT_ROWS else ""
     return html(make_table(["client", size, *numbers], rows, title=f"Clients{cut}"))

@@ -124,7 +124,7 @@ def _strip(found: Reproduction, row: ReproducedRow, axis: Axis) -> str:
 
 
 def _chart(found: Reproduction, every: Sequence[ReproducedRow]) -> str:
-    """Show all percentages in one chart: ours against the published values."""
+    """Return our percentages against the published ones as a chart, and the key of all marks."""
     percents = [row for row in every if row.printed.metric not in (COUNTED, "min_gain")]
     rows = [row for row in percents if found.rules[0] in row.ours]
     chart = chart_html(against_print(found, rows), height=320) if len(rows) > 1 else ""

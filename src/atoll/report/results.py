@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from html import escape
@@ -12,7 +13,18 @@ import numpy as np
 from atoll.experiment.baseline import POOLED
 from atoll.experiment.metrics import find_metric, label_of, per_class
 from atoll.present import chart_svg as svg
-from atoll.present.chart import Axis, Bars, Chart, Dots, Line, Mark, colour_of, dash_of, plain_axis
+from atoll.present.chart import (
+    DASHED,
+    Axis,
+    Bars,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    colour_of,
+    dash_of,
+    plain_axis,
+)
 from atoll.present.tables import Cell, Column, ResultTable, html, make_table, number_of, result_csv
 from atoll.present.terminal import alert_line
 from atoll.report.collect import Collection, ReportedRun, main_table
@@ -61,8 +73,9 @@ def notes(lines: Iterable[str]) -> str:
 
 
 def code(text: str) -> str:
-    """Render commands or settings verbatim."""
-    return f"<pre tabindex=0><code>{escape(text)}</code></pre>"
+    """Render commands or settings verbatim. No line breaks inside of an option."""
+    words = re.sub(r"(?<![\w-])--[a-z][\w-]*", r"<span>\g<0></span>", escape(text))
+    return f"<pre tabindex=0><code>{words}</code></pre>"
 
 
 def overview(found: Collection) -> str:
@@ -106,8 +119,9 @@ def _details(group: Sequence[ReportedRun]) -> str:
         after, best = (number_of(one.run.summary["metrics"], key) for key in names)
         first = replace(best, mean=best.mean + 1)  # charts count rounds from 1
         rows.append([name_cell(one), one.run.result.scored, after.cell(), first.cell(1.0, 0)])
-    heads = ["method", "scored model", f"{name} of the local model, in percent", "selected round"]
-    table = make_table(heads, rows, left=2, title="Models and rounds")
+    heads = ["method", "scored model", "local model", "selected round"]
+    title = f"Models and rounds; {name} of the local model in percent"
+    table = make_table(heads, rows, left=2, title=title)
     alerts = [f"{one.row}: {line}." for one in group for line in alert_line(one.run.result)]
     return html(table, label=f"{group[0].column}: models") + notes(alerts) + _classes(group)
 
@@ -197,7 +211,17 @@ def best_lines(group: Sequence[ReportedRun]) -> list[Line]:
         means = [(percents(one, f"test_{one.metric}") or [-1.0]) for one in group]
         order = np.argsort([-float(np.mean(seeds)) for seeds in means], kind="stable")
         group = [group[i] for i in sorted(order[:MAX_LINES].tolist())]
-    return [seed_line(one) for one in group]
+    lines = [seed_line(one) for one in group]
+    end = max(float(line.x[-1]) for line in lines)
+    return [_across(line, end) for line in lines]
+
+
+def _across(line: Line, end: float) -> Line:
+    """Draw the only score of a baseline as a dashed line up to the last round."""
+    if len(line.x) > 1 or end == line.x[0]:
+        return line
+    y, low, high = (np.repeat(np.asarray(of), 2) for of in (line.y, line.low, line.high))
+    return replace(line, x=np.array([line.x[0], end]), y=y, low=low, high=high, dash=DASHED)
 
 
 def seed_line(

@@ -42,7 +42,7 @@ def _view(found: Collection) -> str:
     answer = "".join(f'<p class="answer">{line}</p>' for line in _findings(found))
     tests = list[str]()
     for name, told in found.verdicts.items():
-        own = [line for line in told if not line.startswith(TECHNICAL)]
+        own = [line for line in told if not line.startswith(TECHNICAL) and WINS not in line]
         where = f"{name}: " if len(found.verdicts) > 1 else ""
         tests += [line if line.startswith("On ") else where + line for line in own]
     main = [one.run.result for one in found.shown if one.metric == one.run.result.metric]
@@ -95,7 +95,7 @@ def _ranking(group: Sequence[ReportedRun]) -> str:
     if not seeds:
         return ""
     order = sorted(seeds, key=lambda one: -np.mean(seeds[one]))
-    axis = results.strip_axis([v for values in seeds.values() for v in values], 0.08)
+    axis = results.strip_axis([at for one in seeds.values() for at in (*one, *_ends(one))], 0.08)
     heads: list[str | Column] = ["method", name]
     rows = list[list[Cell]]()
     for one in order:
@@ -110,14 +110,20 @@ def _ranking(group: Sequence[ReportedRun]) -> str:
     return html(table, label=f"{group[0].column}: {name} of every method")
 
 
+def _ends(values: Sequence[float]) -> list[float]:
+    """Return mean ± standard deviation, which may exceed 100 percent, or [] for one seed."""
+    if len(values) < 2:
+        return []
+    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
+    return [mean - spread, mean + spread]
+
+
 def seeds_strip(values: Sequence[float], axis: Axis, style: int) -> str:
     """Draw seeds as dots, and mean and standard deviation as a line with a mark."""
     colour, mean = colour_of(style), float(np.mean(values))
     marks: list[Mark] = [Dots([mean], [0.5], colour, size=10)]
-    if len(values) > 1:
-        spread = float(np.std(values, ddof=1))
+    if ends := _ends(values):
         seeds = Dots(values, [0.5] * len(values), colour, size=6, opacity=0.35)
-        ends = [mean - spread, mean + spread]
         marks = [Line(ends, [0.5, 0.5], colour, dash=dash_of(style)), seeds, *marks]
     return svg.strip_svg("strip", axis, marks)
 

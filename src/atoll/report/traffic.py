@@ -50,7 +50,7 @@ def _crossed(group: Sequence[ReportedRun]) -> str:
     rows = [row for one in group for row in _traffic_rows(one, by_round[one.row], top)]
     bars = Column("MB in a round", "left", below=swatches(stacked([0.0, 0.0], DIRECTIONS)))
     step = Column("step", "left")
-    heads: list[str | Column] = ["method", bars, step, "messages", "MB down", "MB up", "each round"]
+    heads: list[str | Column] = ["method", bars, step, "messages", "down", "up", "each round"]
     title = "Per round, all clients together, mean over rounds and seeds"
     return html(make_table(heads, rows, title=title), label=f"{group[0].column}: traffic")
 
@@ -76,7 +76,7 @@ def _traffic_rows(one: ReportedRun, by_round: np.ndarray, top: float) -> list[li
         name, bars, course = rest if rows else first
         apart = '<span class="quiet">evaluation (separate)</span>' if step == SCORE else ""
         each_way = down / rounds, up / rounds
-        sizes = [f"{n:,.0f} B" if 0 < n < 5000 else f"{n / 1e6:,.2f}" for n in each_way]
+        sizes = [f"{n:,.0f} B" if n < 5000 else f"{n / 1e6:,.2f} MB" for n in each_way]
         count, cell = f"{messages / rounds:,.0f}", Cell(step, html=apart)
         rows.append([name, bars, cell, count, *sizes, course])
     return rows

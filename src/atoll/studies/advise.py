@@ -5,8 +5,8 @@ client's validation nodes into two halves. In the race, which consists of short 
 candidates, one half selects the round, and the other half gives the score. The worse half of the
 candidates stops after the first seeds, and the best mean over all seeds wins. Then the winner and
 the references run on new seeds with the halves exchanged. Only these runs estimate the gains, on
-nodes that gave no score in the race. `advise` reports all gains. The gain of a recommendation that
-just passes its threshold is still optimistic, because the threshold reads it.
+nodes that gave no score in the race. `advise` reports all gains. It recommends the winner only if
+the gain passes a threshold, so a gain just above the threshold is still optimistic.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ PROBE = 3  # rounds that measure the speed of a candidate
 FEWEST_ROUNDS = 10  # minimum rounds of a race, unless the user wants fewer
 RACE = (1, 2)  # seeds of all candidates, and additional seeds of the better half
 FRESH = (3, 5)  # seeds of the estimate: the minimum, and the number that the plan assumes
-SPARE = 2.0  # minimum factor of the seeds with a further candidate
-MOST = 4  # maximum factor of these seeds if time remains
-WORTH = 0.01  # expected gain that is worth another method, even with few seeds
+SPARE = 2.0  # minimum multiple of the race's seeds that must fit with a further candidate
+MOST = 4  # maximum multiple of the seeds of race and estimate, if time remains
+WORTH = 0.01  # gain that suffices for a recommendation, even if its interval contains 0
 LARGE = 300_000  # with more directed edges, only sizes are measured
 Costs = dict[str, tuple[float, float]]  # seconds of a seed before its rounds, and of one round
 
@@ -68,7 +68,7 @@ class Advice:
     metric: str
     race: tuple[
         Json, ...
-    ]  # for each candidate: score, seeds, seconds per seed, reason of its exclusion
+    ]  # for each candidate: state (or why it is excluded), score, seeds, seconds per seed
     winner: str  # of the race
     choice: str  # the recommended method: the winner, or the better reference
     gains: tuple[PairedTest, ...]  # on new seeds: winner over references, fedavg over local
@@ -84,7 +84,7 @@ class Advice:
         short = f"short runs of {self.rounds} of {self.wanted} rounds"
         runs = f"runs of {self.rounds} rounds" if self.rounds == self.wanted else short
         said = [f"Recommended: {self.choice}, after {runs}."]
-        for over, meaning in zip(REFERENCES, (" (training alone)", ""), strict=True):
+        for over, meaning in zip(REFERENCES, (" training", ""), strict=True):
             if (test := of.get((self.choice, over))) is not None:
                 gain = f"Expected gain over {over}{meaning}: {_points(test, self.metric)}"
                 said.append(f"{gain}, from {counted(test.pairs, 'new seed')}.")
@@ -198,7 +198,7 @@ class _Race:
     def run(self, more: Sequence[str] = ()) -> Advice:
         """Run the race, estimate the gains, and recommend a method.
 
-        Candidates in `more` take part while there is time for many seeds.
+        Candidates in `more` take part while there is time for `SPARE` times the seeds.
         """
         costs = self._probe(list(self.runs))
         for name in more:
@@ -246,7 +246,7 @@ class _Race:
         return costs
 
     def _factor(self, costs: Costs) -> float:
-        """Return the factor of the race's seeds for all rounds, or 0 if there is no time."""
+        """Return the multiple of the race's seeds, or 0 if the time is too short for all rounds."""
         try:
             rounds, times = plan(costs, self.wanted, self.end - time.monotonic(), self.minutes)
         except ConfigError:
@@ -317,10 +317,10 @@ def _same(one: Federation, other: Federation) -> bool:
 
 
 def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
-    """Make the clients of a seed, with half of the validation nodes in the place of the test nodes.
+    """Make the clients of a seed. Half of the validation nodes replace the test nodes.
 
-    The half of a node depends only on its number. Therefore runs with exchanged halves (`swapped`)
-    never score the same node, for all seeds and clients.
+    A node's half depends only on its number. Therefore runs with and without exchanged halves
+    (`swapped`) never score the same node, for all seeds and clients.
     """
     made = problem.divide(seed)
 
@@ -340,7 +340,7 @@ def halved(problem: Problem, seed: int, *, swapped: bool) -> Division:
 
 
 def plan(costs: Costs, wanted: int, left: float, minutes: float) -> tuple[int, float]:
-    """Return the rounds of every run, at most `wanted`, and the factor of the race's seeds.
+    """Return the rounds of every run, at most `wanted`, and the multiple of the race's seeds.
 
     Raise an error if the seconds that are `left` are too few for `FEWEST_ROUNDS`.
     """
@@ -379,7 +379,7 @@ def choose(winner: str, gains: Sequence[PairedTest]) -> str:
 
 
 def look(federation: Federation) -> Json:
-    """Measure sizes. For one divided graph of at most `LARGE` edges, also compare the clients.
+    """Measure the clients' sizes. For one divided graph of at most `LARGE` edges, compare them.
 
     These numbers are the homophily, the fraction of lost edges and the divergence of the labels.
     """

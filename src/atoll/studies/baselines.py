@@ -38,7 +38,7 @@ from atoll.present.tables import Column, Table, make_table
 
 @dataclass(frozen=True)
 class Majority(Baseline[Tensor]):
-    """Predicts the most frequent class of the client's own training nodes for every node."""
+    """Always predicts the most frequent class of the client's own training nodes (or graphs)."""
 
     def fit(self, federation: Federation, seed: int) -> Tensor:
         """Return the fraction of each class among each client's training nodes, by client."""
@@ -54,7 +54,7 @@ class Majority(Baseline[Tensor]):
 
 @dataclass(frozen=True)
 class _Linear:
-    """A client's classes, with the weights and the bias of each."""
+    """A client's linear model: its known classes, and the weights and the bias of each."""
 
     known: Tensor
     slope: Tensor
@@ -108,9 +108,9 @@ class Trees(Baseline[list[Tensor]]):
     """Gradient-boosted trees on each client's own features, without edges or other clients.
 
     It uses scikit-learn's HistGradientBoostingClassifier. The loss on the client's validation nodes
-    selects the number of trees. A leaf contains at least a twentieth of the training nodes, up to
-    20. If the training nodes of a client have fewer than two classes, it predicts their class
-    frequencies, as `majority` does.
+    selects the number of trees. A leaf contains at least a twentieth of the training nodes, or 20
+    nodes if these are fewer. If the training nodes of a client have fewer than two classes, it
+    predicts their class frequencies, as `majority` does.
     """
 
     iterations: int = 100  # maximum number of trees per class
@@ -127,7 +127,7 @@ class Trees(Baseline[list[Tensor]]):
         return model[client]
 
     def scores_of(self, graph: Graph, classes: int, seed: int) -> Tensor:
-        """Return the log probabilities of trees that learned from the training nodes, by node."""
+        """Return the log probabilities of trees that learned from the training nodes, (N, C)."""
         from sklearn.ensemble import HistGradientBoostingClassifier
         from threadpoolctl import threadpool_limits
 

@@ -52,9 +52,9 @@ AUTO = "auto"
 WORTH = 20.0  # a study with fewer CPU seconds ends before other processes have started
 DEAR = 4.0  # a group that takes more than this multiple of the median is scheduled separately,
 FEW = 0.005  # if it also exceeds this fraction of the study, so that no long group is last
-ON_GPU = 12 << 30  # assumed bytes of a GPU per process; `Schedule` estimates each group
+ON_GPU = 12 << 30  # assumed bytes of a GPU per process; `run_parallel` estimates each group
 FULL = 0.9  # fraction of a GPU's memory that running groups may use by their estimates
-EACH = 4  # runs on a GPU per process, because starting a process takes as long as one run
+EACH = 4  # minimum runs per process on a GPU, because a start takes as long as one run
 TICK = 0.1  # seconds between two reads of the files
 TRIES = 2  # workers that may die before a run begins; then the run fails
 # The variables that torch, numpy and scipy read at import.
@@ -349,7 +349,7 @@ class _Worker:
             self.pipe.send_bytes(content)
 
     def end(self) -> str:
-        """End the process. Return a sentence that is true if the process had already ended."""
+        """End the process. Return how it ended, which is meaningful only if it was already dead."""
         self.pipe.close()
         self.process.kill()
         code = self.process.wait()
@@ -395,7 +395,7 @@ def helped(
     When the run needs the first of these seeds, the yielded function waits for the process, and
     passes its progress.json to `watch`. Then it moves the checkpoints into the run's folder `out`.
     The run itself trains the seeds that the process did not finish. On a GPU, or without a second
-    core or seed, the given `divide` is yielded.
+    core or seed, it yields the given `divide`.
     """
     count = config.seeds * 2 // 3 if cores() > 1 and not study_run.on_gpu(config) else 0
     if not count:

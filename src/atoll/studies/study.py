@@ -19,13 +19,19 @@ import msgspec
 from atoll.core.errors import ConfigError
 from atoll.core.files import clear_left_over, locked, write_atomically
 from atoll.experiment.config import make_config, parse_config, what_differs
-from atoll.experiment.folder import read_json
+from atoll.experiment.folder import check_method_files, clear_parts, read_json
 from atoll.experiment.loggers import check_logs
 from atoll.experiment.problem import FederationCache
 from atoll.experiment.status import read_events
 from atoll.studies import study_run
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
+
+PARTS = (
+    *("study.json", "events.jsonl", "cells", "compare.csv", "compare.md", "compare.json"),
+    *("optuna.db*", "trials.csv", "tune.json", "history.png"),
+)
+"""Files that `atoll compare` and `atoll tune` write into the folder of a study."""
 
 
 def run_study(
@@ -39,10 +45,11 @@ def run_study(
     federations: FederationCache | None = None,  # the caller's cache of federations
     log: str | Sequence[str] = (),  # further loggers (`experiment.loggers.LOGS`)
     at_once: bool
-    | None = None,  # whether neighbouring runs may share one program; None: only on a GPU
+    | None = None,  # whether consecutive runs may share one program; None: only on a GPU
     adds: bool = False,  # whether runs of earlier calls stay part of the study
     jobs: int | str = 1,  # processes; "auto" chooses; with 1, this process keeps the given order
     dearest_first: bool = True,  # whether several processes begin with the longest runs
+    overwrite: bool = False,  # whether to delete an earlier study of this kind in the folder
 ) -> list[RunOutcome]:
     """Run all unfinished runs. Record a failed run, and continue with the others.
 
@@ -57,7 +64,7 @@ def run_study(
         if count > 1:
             raise ConfigError(f"two cells of the study are called '{name}'; give each its own name")
     with lock_folder(folder):
-        finished = _prepare(folder, runs, about, adds=adds)
+        finished = _prepare(folder, runs, about, adds=adds, clear=overwrite)
         observer.begin(runs, len(finished))
         groups = _groups(folder, runs, at_once)
         todo = [group for group in groups if group[0].name not in finished]
@@ -76,7 +83,7 @@ def run_study(
 
 
 def _prepare(
-    folder: Path, runs: Sequence[StudyRun], about: Mapping[str, object], *, adds: bool
+    folder: Path, runs: Sequence[StudyRun], about: Mapping[str, object], *, adds: bool, clear: bool
 ) -> set[str]:
     """Check the folder, write study.json and complete the events. Return finished runs' names."""
     if (folder / "config.toml").exists():
@@ -91,6 +98,9 @@ def _prepare(
                     f"'{folder}' contains another study, with the {key} '{other}'; give this study "
                     "a new folder"
                 )
+        if clear:
+            clear_parts(folder, PARTS)
+            before = {}
     for run in runs:
         _check_same(run, folder / "cells" / run.name)
     cells: dict[str, object] = {one["name"]: one for one in before.get("cells", []) if adds}
@@ -114,7 +124,7 @@ def write_about(folder: Path, about: Mapping[str, object], runs: Sequence[object
 
 
 def _groups(folder: Path, runs: Sequence[StudyRun], at_once: bool | None) -> list[list[StudyRun]]:
-    """Group unfinished neighbouring runs that may share one program. Other runs stay single."""
+    """Group unfinished consecutive runs that may share one program. Other runs stay single."""
     groups: list[list[StudyRun]] = []
     alone = True
     for run in runs:
@@ -133,6 +143,7 @@ def _check_same(run: StudyRun, to: Path) -> None:
     path = to / "asked.toml"
     if not path.exists():
         return
+    check_method_files(to, "study")
     text = path.read_text(encoding="utf-8")
     before = make_config(**parse_config(text, f"'{path}'"))
     # The path of the data may have changed, and `allow` changes no number.

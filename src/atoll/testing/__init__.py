@@ -56,7 +56,7 @@ class ContractBroken(AssertionError):
 def check_method(make: MakeMethod, *, rounds: int = ROUNDS) -> None:
     """Check all properties that the engines rely on.
 
-    Engines agree. Steps are pure. Replies are finite, and contain no private state that is not
+    Engines agree. Steps are pure. Replies are finite, and contain private state only if it is
     declared. The order of clients and the numbering of nodes do not matter. A single client and
     partial participation work. A resumed run and a run with replayed rounds give the same numbers.
     The check covers each task of the method: classification of nodes, of graphs, or both.
@@ -200,7 +200,7 @@ def check_replay(case: Case) -> None:
 
 
 def check_rule(method: Method, federation: Federation, rounds: int = 2) -> None:
-    """Check that a method with a field `aggregate` uses another rule than the mean if given."""
+    """Check that a method with a field `aggregate` uses the rule in it, if it accepts a median."""
     if not any(field.name == "aggregate" for field in dataclasses.fields(method)):
         return
     try:
@@ -231,7 +231,7 @@ def check_steps(case: Case) -> None:
 
 
 class _Watcher:
-    """The wire engine with checks. It examines the first two calls of every step."""
+    """The wire engine with checks. It examines one client in the first two calls of each step."""
 
     name = "wire"
 

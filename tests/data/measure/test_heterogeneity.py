@@ -86,7 +86,7 @@ def test_labels_outside_every_mask_count_unless_all_of_them_are_unknown() -> Non
     graph = make_graph(torch.ones(4, 1), edges, y, train=known)
     found = describe(Federation((graph,), classes=2), random_graphs=0)
     assert found.labels.tolist() == [[1, 1]]
-    assert found.homophily[0] == 0  # of the pair 0-1 alone
+    assert found.homophily[0] == 0  # only of the pair 0-1
     graph = make_graph(torch.ones(4, 1), edges, torch.tensor([0, 1, 1, 0]), train=known)
     found = describe(Federation((graph,), classes=2), random_graphs=0)
     assert found.labels.tolist() == [[2, 2]]
@@ -307,7 +307,7 @@ def test_by_hand() -> None:
     spread = -(middle * np.log(middle) + 15 * (share / 2) * np.log(share / 2))
     assert found.structure[0, 1] == 0
     assert found.structure[0, 2] == pytest.approx(np.sqrt(spread - inner), abs=0.01)
-    assert found.structure[2, 2] < 0.06  # within a client: noise of the walks alone
+    assert found.structure[2, 2] < 0.06  # within a client: only noise of the walks
     assert found.features[0, 2] == 0
     assert found.features[0, 1] == pytest.approx(LOG2)
     np.testing.assert_array_equal(found.features, found.features.T)

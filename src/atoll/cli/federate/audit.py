@@ -57,7 +57,7 @@ def audit(kit: Path, after: str | None, as_json: bool) -> None:
 
 
 def _sent(log: Audit) -> Sequence[Json]:
-    """Return what left a site, by run and step, in the order of the log."""
+    """Count the replies and bytes that left a site, by run and step, in the order of the log."""
     rows: dict[tuple[str, str, str], Json] = {}
     with log.readable():
         for event in log.events():

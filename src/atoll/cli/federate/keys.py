@@ -161,9 +161,9 @@ def remove(name: str, kit: Path, yes: bool) -> None:
     """Block the site NAME at the server permanently, also after a restart.
 
     You cannot use its name again, because its certificate cannot be revoked. The site keeps its
-    data, its private states, its audit log and the models that it received. The command stops
-    running jobs, because the sites of a job are fixed. A `run` that is still open, or
-    `run --resume`, continues them without NAME.
+    data, its private states, its audit log and the models that it received. The command stops all
+    unfinished jobs, because a job cannot change its sites. An `atoll federate run` that still
+    waits in a terminal then continues without NAME. For other runs use `run --resume`.
     """
     about = open_kit(kit, "admin")
     with open_admin(kit, about["name"]) as admin:

@@ -18,9 +18,9 @@ SPAN = 1024  # numbers of a mask that one program adds at once
 def cross_entropy(
     logits: Tensor, labels: Tensor, weights: Tensor, weighted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each client's weighted mean loss, (B,), and its gradient by the logits, (B, N, C).
+    """Return each client's weighted mean loss, (B,), and the gradient of its logits, (B, N, C).
 
-    `weighted` says that `weights` include class weights. Otherwise they are a mask, and a sum
+    `weighted` means that `weights` include class weights. Otherwise they are a mask, and a sum
     below one counts as one.
     """
     blocks, sizes, tiles = _tiles(logits)
@@ -55,7 +55,7 @@ _PLAIN = ["height", "blocks"]  # numbers for which no separate kernel is compile
 
 @triton.jit
 def _total(weights, height, SPAN: tl.constexpr):
-    """The sum of a client's weights."""
+    """Return the sum of a client's weights."""
     total = tl.zeros((SPAN,), tl.float32)
     for start in range(0, height, SPAN):
         n = start + tl.arange(0, SPAN)

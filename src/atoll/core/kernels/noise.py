@@ -29,7 +29,7 @@ def dropped(
 
 
 def passed_back(grad: Tensor, out: Tensor, share: int) -> Tensor:
-    """Gradient of `dropped` with ReLU by h, given its result `out` and the gradient by `out`."""
+    """Return the gradient of h in `dropped` with ReLU, given the result `out` and its gradient."""
     found, scale = torch.empty_like(grad), 1.0 / (1.0 - share / 2**16)
     grid = (triton.cdiv(grad.numel(), TILE),)
     _passed_back[grid](grad, out, found, grad.numel(), scale, BLOCK=TILE, num_warps=4)
@@ -94,7 +94,7 @@ def _dropped(
 
 @triton.jit
 def _passed_back(grad, out, found, size, scale: tl.float32, BLOCK: tl.constexpr):
-    """For a block of numbers: the rescaled gradient if the result is positive, else zero."""
+    """Rescale the gradient where the result is positive, else set it to zero."""
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = n < size
     slope = tl.load(grad + n, mask=there, other=0.0) * scale

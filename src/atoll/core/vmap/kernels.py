@@ -36,7 +36,7 @@ template <typename T> unsigned mix32(T value) {
 
 
 def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
-    """`random.salted`: a hash of key and salt, elementwise with broadcasting. All are int64."""
+    """Compute `random.salted` on a GPU: an elementwise hash of key and salt, all int64."""
     code = """template <typename T> T mixed(T key, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull));
     }"""
@@ -44,7 +44,7 @@ def mixed(key: Tensor, salt: int | Tensor) -> Tensor:
 
 
 def folded(key: Tensor, salt: int | Tensor, part: Tensor) -> Tensor:
-    """`random.fold` with one tensor: a hash of key, salt and part, elementwise. All are int64."""
+    """Compute `random.fold` for one tensor `part` on a GPU: an elementwise hash, all int64."""
     code = """template <typename T> T folded(T key, T part, T salt) {
       return mix64((T)((unsigned long long)(key ^ salt) * 0x94D049BB133111EBull
                        + (unsigned long long)part * 0xBF58476D1CE4E5B9ull
@@ -62,7 +62,7 @@ def _salted(code: str, salt: int | Tensor, *args: Tensor) -> Tensor:
 
 
 def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
-    """A hash for keys (...,), rows (..., N) and `width` columns: (..., N, width) int32."""
+    """Return hashes of keys (...,), rows (..., N) and `width` columns: (..., N, width) int32."""
     code = """template <typename T> T grid_bits(T low, T high, T row, T column) {
       return (T)mix32(mix32(row ^ low) + mix32((unsigned)column + (unsigned)high));
     }"""
@@ -72,7 +72,7 @@ def grid_bits(key: Tensor, rows: Tensor, width: int) -> Tensor:
 def keep_mask(
     key: Tensor, rows: Tensor, width: int, dropped: int | Tensor, scale: float | Tensor
 ) -> Tensor:
-    """A mask, (..., N, width) float32. A share `dropped` / 2^16 is zero, the rest is `scale`."""
+    """Return a mask, (..., N, width). A share `dropped` / 2^16 is zero, the rest is `scale`."""
     code = """template <typename T> T keep_mask(T low, T high, T row, T columnMORE) {
       unsigned bits = mix32(mix32(row ^ low) + mix32((unsigned)(column >> 1) + (unsigned)high));
       short half = (short)(column & 1 ? bits >> 16 : bits & 0xFFFFu);
@@ -96,9 +96,9 @@ def adam(
     """Make one step of Adam, like `torch._fused_adam_`, and overwrite nothing.
 
     Torch's kernel processes blocks of 65,536 numbers, which are too few blocks for a small model.
-    `numbers` are the settings' fields, in the last axis, if runs differ in them. `steps` include
+    If settings vary between runs, `numbers` contains their fields in its last axis. `steps` include
     this step, with an axis for clients if the leaves have one. `lists` are parameters, gradients
-    and both moments. The result has new parameters and both moments of each leaf.
+    and both moments. The result contains new parameters and both moments of each leaf.
     """
     plain = [getattr(settings, field.name) for field in fields(settings)]
     dtype = lists[0][0].dtype
@@ -144,7 +144,7 @@ def _adam_kernel(decay: float | None, beta1: float, beta2: float, eps: float) ->
 def _adam_step(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, *numbers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A step of Adam with plain operations, for runs that differ in betas or eps."""
+    """Make a step of Adam with plain operations, for runs that differ in betas or eps."""
     rate, bias, decay, beta1, rest1, beta2, rest2, eps = numbers
     g = g + p * decay
     m, v = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g

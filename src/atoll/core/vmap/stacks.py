@@ -1,4 +1,4 @@
-"""The stacks behind `vmap`: the tensors of all clients, where `vmap` shows one client's tensor.
+"""Access to the stacked tensors of all clients inside `vmap`, which shows only one client's tensor.
 
 Functorch's interpreter costs more than a small operation itself. Code that works on all clients at
 once unwraps the stack behind a tensor (`Batch.lower`), computes without the interpreter
@@ -113,7 +113,7 @@ class Batch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Disable `vmap` for code that works on stacks, which `vmap` would batch once more."""
+        """Disable `vmap` for code that works on stacks, because `vmap` would stack them again."""
         layer = _functorch.pop_dynamic_layer_stack()
         try:
             yield
@@ -183,7 +183,7 @@ def known(numbers: Tensor) -> list[list[float]] | None:
 
 
 def call(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)` for a function with a `vmap` rule, but faster where possible."""
+    """Return `function.apply(*args)` for a function with a `vmap` rule, faster where possible."""
     # Under one `vmap`, call the rule on the stacks, because torch takes 0.2 ms for the same call.
     # Without a transform, skip the signature, which `apply` reads first. Without a gradient, call
     # only the kernel.
@@ -213,7 +213,7 @@ def call(function: type[Function], *args: Any) -> Any:
 
 
 def vmap_trees(function: Callable[..., Any], *trees: Tree) -> Any:
-    """`vmap` of a function from trees to a tree. Trees may contain None."""
+    """Apply `vmap` to a function from trees to a tree. Trees may contain None."""
     given = leaves(trees)
     sizes = {leaf.shape[0] for leaf in given}
     if len(sizes) != 1:

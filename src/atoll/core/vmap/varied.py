@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Undecided(Exception):
-    """The reason why runs with different hyper-parameters cannot be one program."""
+    """Raised with the reason why runs with different hyper-parameters cannot be one program."""
 
 
 Operand = object  # a number, a tensor, or another `Varied`
@@ -42,7 +42,7 @@ def _question(op: Callable[[Any, Any], bool]) -> Operator:
 
 
 class Varied:
-    """A number per run: name, all values, and the current value under `vmap` over the runs."""
+    """A number that differs between runs, with its name, all values and the current run's value."""
 
     def __init__(self, name: str, values: Sequence[float], tensor: Tensor) -> None:
         self.name, self.values, self._tensor = name, tuple(values), tensor
@@ -86,7 +86,7 @@ class Varied:
         return part.values if isinstance(part, Varied) else [part] * len(self.values)
 
     def _ask(self, question: Callable[[Any, Any], bool], other: Operand) -> Result:
-        """Return the answer that all runs share. The answer is elementwise for a tensor."""
+        """Return the answer that all runs share, or for a tensor each run's elementwise answer."""
         if isinstance(other, Tensor):
             return self._apply(question, self, other)
         answers = {question(a, b) for a, b in zip(self.values, self._each(other), strict=True)}
@@ -138,14 +138,14 @@ def scalar(number: float | Varied, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Points(Generic[T]):
-    """Objects that differ in numbers at some paths of fields, with one row of values each."""
+    """Objects that differ only in the numbers at `paths` of fields. Each has a row of `values`."""
 
     first: T
     paths: tuple[tuple[str, ...], ...]
     values: tuple[tuple[float, ...], ...]
 
     def tensor(self, device: torch.device) -> Tensor | None:
-        """The differing numbers, (objects, numbers) float64, or None if the objects are equal."""
+        """Return the differing numbers, (objects, numbers), or None if the objects are equal."""
         return torch.tensor(self.values, dtype=torch.float64, device=device) if self.paths else None
 
     def at(self, row: Tensor | None) -> T:

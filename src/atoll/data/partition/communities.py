@@ -1,4 +1,4 @@
-"""Partitions along communities of the unweighted graph: Louvain and METIS, packed or grouped."""
+"""Partitions by communities of the unweighted graph, packed into clients or grouped by labels."""
 
 from __future__ import annotations
 

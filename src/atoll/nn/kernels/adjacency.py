@@ -21,7 +21,7 @@ FEW = 4096
 
 
 def gcn(edges: Tensor, weight: Tensor, nodes: int) -> Sparse:
-    """`views.gcn_adjacency` of a graph with these edges."""
+    """Compute `views.gcn_adjacency` of a graph with these edges."""
     count = edges.shape[1]
     entries = count + nodes
     index = torch.empty(6, entries, dtype=torch.int32, device=weight.device)

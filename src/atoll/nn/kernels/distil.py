@@ -15,7 +15,7 @@ AGREE = tl.constexpr(1e-6)
 
 
 def l1_gaps(student: Tensor, taught: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `fedtad.divergence` with "l1", and its gradient by the student's logits, (B, C)."""
+    """Return `fedtad.divergence` with "l1", and the gradient of the student's logits, (B, C)."""
     (teachers, nodes, classes), rows = taught.shape, 8
     slope, parts = student.new_empty(nodes, classes), student.new_empty(triton.cdiv(nodes, rows))
     given = (student.contiguous(), taught.contiguous(), weight.contiguous(), slope, parts)

@@ -33,7 +33,7 @@ def normalised(weight: Tensor, *matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def normalised_back(grad: Tensor, found: Tensor, scale: Tensor, *matrix: Tensor) -> Tensor:
-    """Gradient by the edge weights, given the gradient by `found`. Entries are in row order."""
+    """Return the gradient of the edge weights, given that of `found`. Entries are in row order."""
     grad, offsets, *ends, values, t_offsets, t_order = (t.contiguous() for t in (grad, *matrix))
     nodes, entries = len(offsets), len(found)
     by_degree, out = grad.new_empty(nodes), grad.new_empty(entries)
@@ -116,7 +116,7 @@ def _entries(
 def _by_degree(
     grad, found, offsets, t_offsets, t_order, scale, out, nodes, entries, NODES: tl.constexpr
 ):
-    """For a block of nodes: the gradient by the degree."""
+    """Compute the gradient of the degrees of a block of nodes."""
     node = tl.program_id(0) * NODES + tl.arange(0, NODES)
     total = _sums(grad, found, t_order, t_order, offsets, node, nodes, entries, 1)
     total += _sums(grad, found, t_order, t_order, t_offsets, node, nodes, entries, 2)

@@ -19,7 +19,7 @@ def normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def passed_back(grad: Tensor, out: Tensor, factors: Tensor) -> Tensor:
-    """Gradient of `normalised` by x, given both results and the gradient by the first."""
+    """Return the gradient of x, given the results of `normalised` and the gradient of the first."""
     found = torch.empty_like(grad)
     grid, tiles = _tiles(grad)
     _passed_back[grid](grad, out, factors, found, *grad.shape, **tiles, num_warps=4)

@@ -44,7 +44,7 @@ def route(x: Tensor, matrix: Sequence[Tensor], iterations: int) -> tuple[Tensor,
 
 
 def route_back(grad: Tensor, x: Tensor, shares: Tensor, matrix: Sequence[Tensor]) -> Tensor:
-    """Gradient by x, given the gradient by the last u."""
+    """Return the gradient of x, given the gradient of the last u."""
     offsets, columns, _, values, t_offsets, t_columns, t_order = matrix
     start, scale = _units(x)
     own, out, by_score = torch.empty_like(start), torch.empty_like(start), torch.zeros_like(shares)
@@ -98,7 +98,7 @@ def _place(node, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE:
 def _rows(
     rows, nodes, are, K: tl.constexpr, H: tl.constexpr, K_WIDE: tl.constexpr, H_WIDE: tl.constexpr
 ):
-    """The rows of a block of nodes, (EDGES, K_WIDE, H_WIDE), with zeros for masked nodes."""
+    """Load the rows of a block of nodes, (EDGES, K_WIDE, H_WIDE), with zeros for masked nodes."""
     place, there = _place(nodes[:, None, None], K, H, K_WIDE, H_WIDE)
     return tl.load(rows + place, mask=there & are[:, None, None], other=0.0)
 
@@ -113,21 +113,21 @@ def _at_edges(edge, are, number, entries, K: tl.constexpr, K_WIDE: tl.constexpr)
 
 @triton.jit
 def _span(starts, node, entries):
-    """The first entry of a node and the end of its entries."""
+    """Return the first entry of a node and the end of its entries."""
     after = node + 1 < tl.num_programs(0)
     return tl.load(starts + node), tl.load(starts + node + 1, mask=after, other=entries)
 
 
 @triton.jit
 def _unit(total):
-    """The factor that makes rows unit vectors. Zero for a row of length zero."""
+    """Return the factors that give rows length one. The factor of a zero row is zero."""
     length = tl.sqrt(tl.sum(total * total, axis=1))
     return tl.where(length > NOWHERE, 1.0 / length, 0.0)
 
 
 @triton.jit
 def _across(grad, unit, scale):
-    """The gradient by a row, given the gradient by `unit`, the row times `scale`."""
+    """Return the gradient of a row, given the gradient of `unit`, the row times `scale`."""
     return (grad - unit * tl.sum(unit * grad, axis=1)[:, None]) * scale[:, None]
 
 

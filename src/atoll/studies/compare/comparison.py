@@ -1,7 +1,7 @@
 """Several methods on the same clients and seeds: `atoll.compare`, its result and its files.
 
-All arms share the seeds of a problem (both terms: `plan`), and therefore its partitions, splits and
-noise. An arm with a grid has one run per point, and only validation scores select its winner.
+All arms share the seeds of a problem (`plan` defines both), and therefore its partitions, splits
+and noise. An arm with a grid has one run per point, and only validation scores select its winner.
 
 `study.json` contains "kind" ("compare"), "command" and "request" (`plan.ComparisonRequest`). The
 labels of a run are data, clients (null: the data or the protocol decide), method (the arm's label)
@@ -109,21 +109,22 @@ def run_request(
     log: str | Sequence[str] = (),
     jobs: int | str = 1,
     tested: Json | None = None,
+    overwrite: bool = False,
 ) -> Comparison:
     """Run all unfinished runs in the folder, compare them, and write the tables into it.
 
     `tested` overrides the options of the tests (against, metric, alpha) for this call. The study
-    and its tables keep their own options.
+    and its tables keep their own options. `overwrite` deletes an earlier study in the folder.
     """
     shown = msgspec.structs.replace(request, **(tested or {}))
     runs = plan.make_runs(request, methods or {}, data or {})
     federations = FederationCache()
     check_folder(folder, resuming=True)
-    plan.check(shown, runs, folder, federations)
+    plan.check(shown, runs, None if overwrite else folder, federations)
     about = {"kind": "compare", "command": command(request, folder)}
     about["request"] = msgspec.to_builtins(request)
     how: Json = {"observer": observer, "federations": federations, "log": log, "jobs": jobs}
-    outcomes = run_study(folder, runs, about=about, **how)
+    outcomes = run_study(folder, runs, about=about, overwrite=overwrite, **how)
     found = make_comparison(outcomes, request, folder)
     found.to_csv(folder / "compare.csv")
     found.to_markdown(folder / "compare.md")
@@ -152,7 +153,7 @@ def read_request(folder: Path) -> ComparisonRequest:
 
 
 def command(request: ComparisonRequest, folder: Path) -> str:
-    """Return the command that runs or continues this study, or a comment if only Python can."""
+    """Return the command that runs or continues this study, or a comment if it needs Python."""
     arms = [text if label == text else f"{label}={text}" for label, text in request.methods.items()]
     if request.objects:
         objects = f"objects ({', '.join(request.objects)}), which no file contains"

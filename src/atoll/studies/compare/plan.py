@@ -29,7 +29,7 @@ from atoll.experiment.hardware import choose_device
 from atoll.experiment.history import metric_of, positive_of
 from atoll.experiment.metrics import COMPARED, find_metric
 from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
-from atoll.methods import METHODS, method_name
+from atoll.methods import METHODS, method_name, split_preset
 from atoll.studies.baselines import BASELINES, SHORTHANDS, as_method, make_baseline
 from atoll.studies.compare.statistics import ALPHA
 from atoll.studies.study_run import Json, StudyRun, read_outcome
@@ -53,7 +53,7 @@ class ComparisonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     against: str | None = None  # label of the reference; None takes the best method
     metric: str | None = None  # the metric of the tests; None takes the metric of the data
     alpha: float = ALPHA  # significance level of the tests
-    objects: tuple[str, ...] = ()  # labels and names of data that refer to Python objects
+    objects: tuple[str, ...] = ()  # labels of methods and names of data that are Python objects
 
 
 def make_request(
@@ -70,6 +70,8 @@ def make_request(
     numbers = [clients] if clients is None or isinstance(clients, int) else list(clients)
     given = [*arms.items(), *sources.items()]
     chosen = {"metric": tested["metric"]} if tested.get("metric") is not None else {}
+    if tested.get("against") is not None:
+        tested["against"] = plain_arm(tested["against"], arms)
     return ComparisonRequest(
         methods={k: v if isinstance(v, str) else type(v).__name__ for k, v in arms.items()},
         data=tuple(sources),
@@ -98,7 +100,13 @@ def _labelled(method: str | Method) -> tuple[str, str | Method]:
     # The "=" of a setting follows a colon, and the "=" of a path follows a slash. A number is not a
     # method, but the value of a setting whose colon is missing.
     own = label and not set(label) & set(":/\\") and text and not text[0].isdigit()
-    return (label, text) if own else (method, method)
+    return (label, plain_arm(text)) if own else (plain_arm(method), plain_arm(method))
+
+
+def plain_arm(text: str, labels: Iterable[str] = ()) -> str:
+    """Return an arm with its method's usual name: `fedpub:k=1` for `FED-PUB:k=1`. Keep `labels`."""
+    name, colon, settings = text.partition(":")
+    return text if text in labels else f"{method_name(name)}{colon}{settings}"
 
 
 def named_data(data: Several) -> dict[str, str | Data]:
@@ -196,10 +204,10 @@ def _runs_of(
 
 
 def parse_arm(label: str, text: str, method: Method | AnyBaseline | None = None) -> Arm:
-    """Parse an arm: `fedprox`, `fedprox:mu=0.1,lr=0.01`, `my_method.py:Mine` or with settings."""
+    """Parse an arm: `fedprox` or `my_method.py:Mine`, also with settings (`fedprox:mu=1,lr=1`)."""
     before, others = text.partition("=")[0], {*BASELINES, *SHORTHANDS}
     name, colon, _ = before.rpartition(":")
-    known = method_name(name) in METHODS or name.lower() in others
+    known = split_preset(name)[0] in METHODS or name.lower() in others
     if method is not None or text.lower() in others or (before == text and not known):
         return _plain_arm(label, text, {}, method)
     settings: dict[str, Value] = {}
@@ -223,12 +231,15 @@ def _plain_arm(
 
 
 def check(
-    request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
+    request: ComparisonRequest,
+    runs: Sequence[StudyRun],
+    folder: Path | None,
+    federations: FederationCache,
 ) -> None:
     """Raise an error for everything that is known to fail, before the first run.
 
     This makes and caches the first federation of each unfinished problem, and makes every method
-    for it.
+    for it. `folder` may contain finished runs.
     """
     if not 0 < request.alpha < 1:
         raise ConfigError(f"alpha is {request.alpha}; give a number between 0 and 1")
@@ -257,10 +268,13 @@ def check(
 
 
 def _check_problem(
-    request: ComparisonRequest, runs: Sequence[StudyRun], folder: Path, federations: FederationCache
+    request: ComparisonRequest,
+    runs: Sequence[StudyRun],
+    folder: Path | None,
+    federations: FederationCache,
 ) -> None:
     first, metric = runs[0], request.metric
-    finished = [read_outcome(folder, run) for run in runs]
+    finished = [None if folder is None else read_outcome(folder, run) for run in runs]
     # Refuse a metric that finished runs lack, instead of showing all runs as failed.
     for outcome in finished if metric is not None else ():
         if outcome and outcome.summary and f"test_{metric}" not in outcome.summary["metrics"]:

@@ -18,7 +18,7 @@ CSV_COLUMNS = (
     *("cell", "data", "clients", "method", "point", "chosen", "seed", "metric", "scored"),
     *("validation", "test", "bytes_per_round", "seconds_per_round", "error"),
 )
-EACH = 2  # tests without a finding that get a sentence of their own
+EACH = 2  # up to this number, each test without a finding gets a sentence
 
 
 def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Table]:
@@ -110,7 +110,7 @@ def _which_test(table: ComparisonTable, alpha: float) -> list[str]:
 
 
 def _too_few(tests: Sequence[PairedTest], table: ComparisonTable, alpha: float) -> list[str]:
-    """Return a sentence for each test without a finding, or one for all of more than `EACH`."""
+    """Return a sentence for each test without a finding, or one for all if there are many."""
     alike = [test for test in tests if test.wins == test.losses == 0]
     if alike or len(tests) <= EACH:
         return [_noise(test, table, alpha) for test in tests]
@@ -235,7 +235,7 @@ def _score(row: ComparedRow) -> str:
 
 
 def _tie(table: ComparisonTable, row: ComparedRow) -> str:
-    """Return a sign if the tests find no difference between this method and the reference."""
+    """Return "≈" if the deciding test finds no difference from the reference, otherwise ""."""
     test = table.test_of(row.method)
     return "≈" if test is not None and not test.different else ""
 

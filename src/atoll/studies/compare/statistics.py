@@ -3,16 +3,16 @@
 A *block* is one seed on one data set. Every method ran there with the same partition, split and
 noise, so we compare methods by the differences inside blocks.
 
-- Wilcoxon: signed ranks of the differences, exact p (also with ties), without zeros
+- Wilcoxon: signed ranks of the non-zero differences; p is exact up to `EXACT` pairs, also with ties
 - t: mean of the differences over its standard error; assumes normal differences
 - Holm: k-th smallest of m p-values times (m - k + 1), never decreasing
 - Friedman: mean ranks of all methods over all blocks; Iman and Davenport's F
-- Nemenyi: two mean ranks against the studentized range, over all pairs of methods
+- Nemenyi: differences of mean ranks against the studentized range, over all pairs of methods
 
 With n pairs, no test of signs and ranks can give a two-sided p below 2^(1-n), which is 0.0625 with
 5 pairs. A sign-flip permutation test has the same bound. If Wilcoxon's test cannot reach alpha even
 with all differences on one side, the t-test decides, and `PairedTest.by` names it. This choice
-depends on the number of pairs and comparisons, never on the scores.
+depends on alpha and on the numbers of pairs and comparisons, never on the scores.
 
 Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006; Holm, Scand. J.
 Statist. 1979; Iman and Davenport, Commun. Stat. 1980; Guenther, Am. Stat. 1981 (number of pairs).
@@ -35,7 +35,7 @@ ALPHA = 0.05
 POWER = 0.8
 EXACT = 500  # maximum pairs for Wilcoxon's exact distribution; above, a normal approximation
 MOST_PAIRS = 1000  # maximum number of reported pairs; above, the report is only "more than"
-FLIPPED = 12  # maximum blocks whose sign patterns are all counted; above, as many are drawn
+FLIPPED = 12  # maximum blocks whose sign patterns are all counted; above, 2^12 patterns are drawn
 FEWEST_BLOCKS = 10  # with fewer blocks, the approximation of Friedman's distribution is too rough
 
 
@@ -103,8 +103,8 @@ def against(
 def wilcoxon(differences: np.ndarray) -> float:
     """Return the two-sided p of Wilcoxon's signed-rank test, or 1 if all differences are zero.
 
-    Up to `EXACT` pairs, it is exact given the sizes of the n differences, because all 2^n
-    combinations of signs are equally likely.
+    The test drops differences of zero. For at most `EXACT` others, p is exact: it counts all
+    combinations of their signs. For more it uses a normal approximation.
     """
     gaps = np.round(differences, DIGITS)
     gaps = gaps[gaps != 0]
@@ -127,7 +127,7 @@ def wilcoxon(differences: np.ndarray) -> float:
 
 
 def signed_ranks(differences: np.ndarray) -> np.ndarray:
-    """Rank the sizes along the first axis, with the signs of the differences. Zeros stay zero."""
+    """Rank the absolute differences along the first axis, with their signs. Zeros stay zero."""
     gaps = np.round(differences, DIGITS)
     return np.asarray(np.sign(gaps) * stats.rankdata(np.abs(gaps), axis=0))
 
@@ -139,12 +139,12 @@ def rank_sum(differences: np.ndarray) -> float:
 
 
 def joint_flips(differences: np.ndarray) -> np.ndarray:
-    """Return a corrected p of each of m comparisons on the same n blocks, (n, m).
+    """Return the corrected p, (m,), of m comparisons with `differences` on n blocks, (n, m).
 
     The statistic is the sum of signed ranks. Under the null hypothesis all differences of a block
     may change their signs together, so the largest statistic of the m comparisons gives the null
     distribution (Westfall and Young, 1993). It is exact up to `FLIPPED` blocks. Unlike Holm's
-    correction, it can reach p = 2^(1-n) however many comparisons there are.
+    correction, it can give p = 2^(1-n) for any number of comparisons.
     """
     ranked, blocks = signed_ranks(differences), len(differences)
     if blocks <= FLIPPED:
@@ -158,7 +158,7 @@ def joint_flips(differences: np.ndarray) -> np.ndarray:
 
 
 def smallest_wilcoxon(pairs: int) -> float:
-    """Return the smallest p of Wilcoxon's (or any sign-flip) test: all differences on one side."""
+    """Return the smallest p of Wilcoxon's or a sign-flip test: all differences have one sign."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
@@ -199,11 +199,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def pairs_needed(differences: np.ndarray, alpha: float = ALPHA, comparisons: int = 1) -> int | None:
-    """Return the pairs that would detect such a difference, or None if too many or without one.
+    """Return the pairs that would detect the mean, or None if it is zero or needs too many pairs.
 
     The t-test needs Guenther's n = ((z_a + z_b) s / m)^2 + z_a^2 / 2. The differences have mean m
-    and deviation s. z_a and z_b are the normal quantiles of alpha, divided by the number of
-    comparisons, and of `POWER`. Wilcoxon's test needs pi / 3 times as many if they are normal.
+    and standard deviation s. z_a and z_b are the normal quantiles of alpha, divided by the number
+    of comparisons, and of `POWER`. Wilcoxon's test needs pi / 3 times as many normal differences.
     """
     mean, std = abs(float(differences.mean())), spread(differences) or 0.0
     if mean <= _rounding(differences):
@@ -233,7 +233,7 @@ class RankTest:
 def rank_test(scores: np.ndarray, alpha: float = ALPHA) -> RankTest | None:
     """Run Friedman's and Nemenyi's tests on scores, (blocks, methods).
 
-    Return None with fewer than `FEWEST_BLOCKS` blocks or three methods.
+    Return None with fewer than `FEWEST_BLOCKS` blocks, or fewer than three methods.
     """
     blocks, methods = scores.shape
     if blocks < FEWEST_BLOCKS or methods < 3:

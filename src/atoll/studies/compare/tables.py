@@ -47,7 +47,7 @@ class ComparedRow:
 
     @property
     def marked(self) -> str:
-        """The method's name. The name of a baseline shows that it is not federated."""
+        """The method's label, followed by its kind in brackets if it is a baseline."""
         return f"{self.method} ({self.scored})" if self.scored in KINDS else self.method
 
     @property
@@ -73,7 +73,7 @@ class ComparisonTable:
 
     @property
     def best(self) -> list[str]:
-        """The method with the highest mean, and methods with exactly the same mean."""
+        """The methods with the highest mean. Rows with pooled data count only if all rows pool."""
         rows = _candidates(self.rows)
         return [one.method for one in rows if one.mean >= max(row.mean for row in rows) - 1e-12]
 
@@ -114,7 +114,7 @@ def compare_problem(
 
 
 def _winner(outcomes: Sequence[RunOutcome], metric: str) -> RunOutcome | None:
-    """Return the point with the best mean validation score. The first wins ties."""
+    """Return the finished point with the best validation score, the first of equals, or None."""
     finished = [one for one in outcomes if one.summary is not None]
     if len(outcomes) > 1:
         finished = [one for one in finished if math.isfinite(_validation(one, metric))]

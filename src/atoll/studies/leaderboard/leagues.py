@@ -18,7 +18,7 @@ from atoll.data.load import is_own
 from atoll.data.public.registry import task_of_data
 from atoll.data.synthetic import built_in
 from atoll.experiment.build import build_method
-from atoll.experiment.config import RECIPES, RunConfig, data_header, make_config, resolve
+from atoll.experiment.config import RECIPES, RunConfig, data_header, make_config, own_files, resolve
 from atoll.experiment.problem import name_configuration
 from atoll.methods import METHODS
 from atoll.studies.compare.plan import named_arms, parse_arm
@@ -154,6 +154,26 @@ def plan_league(name: str, wanted: Wanted) -> tuple[list[Entry], list[str]]:
     return entries, notes + [f"{methods} cannot run on {sets}" for methods, sets in lost.items()]
 
 
+def chosen_rows(rows: Sequence[Row], leagues: Sequence[str], wanted: Wanted) -> list[Row]:
+    """Return the rows of these leagues that match the user's choice, for a ranking without runs.
+
+    A name without rows is an error. Seeds and other options do not matter.
+    """
+    for name in leagues:
+        check_name("league", name, read_leagues().leagues)
+    if not (found := [row for row in rows if row.league in leagues]):
+        hint = "run it first (--minutes above 0), or give another --csv"
+        raise ConfigError(f"the CSV file has no row of the league {' or '.join(leagues)}; {hint}")
+    methods = named_arms(wanted.methods) if wanted.methods else ()
+    choices = {"data": wanted.data, "partition": wanted.partitions, "method": methods}
+    for column, names in choices.items():
+        known = {str(getattr(row, column)).lower() for row in found}
+        for name in (low := [name.lower() for name in names]):
+            check_name(f"{column} in the CSV file", name, known)
+        found = [row for row in found if not low or getattr(row, column).lower() in low]
+    return found
+
+
 def _entries(
     league: League, arms: Mapping[str, tuple[str, bool]], labels: Json, options: Json
 ) -> tuple[list[Entry], list[str]]:
@@ -236,6 +256,7 @@ def _recipe(config: RunConfig) -> str:
     # The device does not matter, and the method knows its settings.
     plain = msgspec.structs.replace(full, device="auto", chunk=0, set={})
     name = name_configuration(plain, build_method(full, task=_task(full)))
+    name += " ".join(own_files(full).values())
     return hashlib.sha256(f"{name} {config.seed}".encode()).hexdigest()[:8]
 
 

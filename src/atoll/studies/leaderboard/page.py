@@ -20,11 +20,14 @@ from atoll.studies.leaderboard.standings import (
 )
 
 RIVALS = 5  # methods in the example command for another set
-FEW = 4  # more names than this are a number in the answer
+FEW = 4  # maximum number of names in a list; above, only their number
 HEAD = "<!-- Written by `atoll leaderboard --page FILE`; tests compare it with leaderboard.csv. -->"
 ROWS = """\
 [leaderboard.csv](leaderboard.csv) contains every row with its command and every seed's score.
-Click a heading to sort a table."""
+Click a heading to sort a table.
+`louvain-10` is a Louvain partition into 10 clients, and so on.
+*Homophilous* and *heterophilous* are mean ranks over data sets of this kind.
+*Mean score* is the mean over all problems in percent, and *MB/round* the traffic of all clients."""
 
 
 def league_tables(
@@ -105,7 +108,7 @@ def page_text(
         "Seeds vary partition, split and initialisation.",
         "The designers of Reef knew the test scores of the development sets:",
         f"{', '.join(sets)}.",
-        f"Reef's design {frozen}. The further sets are scored only after that.",
+        f"Reef's design {frozen}. The further sets were scored only after that.",
         "",
         *([ROWS, ""] if own else []),
         *([f"![{drawn.alt}]({image})", ""] if drawn else []),

@@ -56,7 +56,7 @@ def run_entries(
                 run_study(where, few, about=about, observer=keeper, federations=federations, **how)
 
         def play_ready(some: Sequence[Entry]) -> None:
-            """Run every row whose trials have ended."""
+            """Run every missing row that needs no trials, or whose trials have ended."""
             rows, tried = read_rows(path), read_rows(trials_file(path))
             lacking = [one for one in some if not one.is_known(rows)]
             chosen = [(o.recipe, tuned_run(o, tried) if o.trials else o.run) for o in lacking]

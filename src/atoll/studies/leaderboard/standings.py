@@ -62,7 +62,7 @@ class Standings:
     diverged: np.ndarray  # where a seed diverged, (problems, methods) bool
     mean_ranks: np.ndarray  # one per method, 1 is best
     intervals: np.ndarray  # lower and upper ends, 95%, (2, methods)
-    excluded: int = 0  # problems that some ranked method lacks
+    excluded: int = 0  # problems that a ranked method lacks, or with several metrics
     notes: tuple[str, ...] = ()  # about methods and problems that are not ranked
 
     @property
@@ -107,7 +107,7 @@ class Standings:
 def rank_methods(rows: Sequence[Row]) -> Standings | None:
     """Rank the methods that ran on at least half of the problems.
 
-    Return None with fewer than two such methods, or without a problem that they share.
+    Return None for fewer than two such methods, or if they share no problem with one metric.
     """
     found = {(row.problem, row.method): row for row in rows}
     problems = list(dict.fromkeys(row.problem for row in rows))
@@ -150,7 +150,7 @@ def rank_methods(rows: Sequence[Row]) -> Standings | None:
 
 
 def bootstrap(by_set: np.ndarray) -> np.ndarray:
-    """Return both ends of the 95% bootstrap interval of each method's mean over n sets.
+    """Return the 95% bootstrap interval of each method's mean over n sets, (2, methods).
 
     A percentile interval of few values is too narrow. The factor sqrt(n / (n - 1)) t / z widens it,
     where t and z are the quantiles of Student's and of the normal distribution.

@@ -269,9 +269,9 @@ def draw_contribution(drawing: Drawing) -> Illustration:
 
 
 def _cluster_studies(drawing: Drawing) -> Iterator[tuple[Point, str, ClusterStudy]]:
-    """Yield every GCFL run: its point, its file name and its clusters.
+    """Yield the point, the file name and the `ClusterStudy` of every GCFL run.
 
-    In a figure of losses, the clusters include the data set's other runs for comparison.
+    In a figure of losses, the study also contains the data set's other runs for comparison.
     """
     for point in drawing.points:
         if point.run.config.method != "gcfl":
@@ -323,7 +323,7 @@ def draw_losses(drawing: Drawing) -> Illustration:
 
 
 def draw_pairs(drawing: Drawing) -> Illustration:
-    """Plot the first of two clients' accuracy against their structural distance (GCFL, Fig. 5)."""
+    """Plot client 0's accuracy against its structural distance to client 1 (GCFL, Fig. 5)."""
     marks: list[Mark] = []
     rows = []
     for point in drawing.points:

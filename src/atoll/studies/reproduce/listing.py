@@ -25,7 +25,7 @@ SHORT = ("partition", "rounds", "epochs", "fraction", "set", "compat")  # shown 
 
 
 def listing_parts(names: Sequence[str], root: str | None, seeds: int) -> list[Part]:
-    """Make a table for each paper, with a row per table and figure, and an explanation."""
+    """Make an overview of each paper: a row per table and figure. One explanation ends the list."""
     wanted = Wanted(seeds=seeds, root=root)
     columns = [
         Column(name, "left" if name in ("what", "it shows", "data") else "right", wrap=True)

@@ -121,7 +121,7 @@ class Tried:
 
 
 def read_tried(folder: Path) -> list[Tried]:
-    """Read the trials of the tuning in a folder so far, by method."""
+    """Read the trials that have ended in the folder of a tuning, by method."""
     about = read_json(folder / "study.json")
     last = {event["cell"]: event for event in read_events(folder)}
     fixed = about.get("asked", {}).get("config", {}).get("set", {})

@@ -27,7 +27,7 @@ from atoll.studies.tune.search import Search, SearchPlan
 DIVERGED = {error.__name__ for error in (StepError, ServerDiverged, SeedFailed)}
 RAISED = {
     error.__name__: error for error in (ConfigError, DataError)
-}  # exceptions of another process
+}  # classes of exceptions that another process names
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Trials:
     chosen: dict[str, RunConfig] = field(default_factory=dict)  # best configurations
     tests: dict[str, RunOutcome] = field(default_factory=dict)  # the final test of each method
     lost: dict[str, str] = field(default_factory=dict)  # the reason why a method has no result
-    failed: dict[str, RunOutcome] = field(default_factory=dict)  # failed ahead, not evaluated yet
+    failed: dict[str, RunOutcome] = field(default_factory=dict)  # failed, but not evaluated yet
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Trials:
     def _run_ahead(
         self, runs: Sequence[StudyRun], settings: StudySettings, crew: Crew | None = None
     ) -> None:
-        """Run unfinished runs in other processes. This process reads them afterwards."""
+        """Run several unfinished runs in other processes. This process reads them afterwards."""
         open_runs = [run for run in runs if study_run.read_outcome(self.folder, run) is None]
         if len(open_runs) > 1:
             groups = [[replace(run, data=self.data)] for run in open_runs]
@@ -267,8 +267,8 @@ class TrialObserver(Observer):
     plan: SearchPlan
     blinded: Blinded
     search: Search | None
-    curve: list[float] = field(default_factory=list)  # mean after each reported round
-    value: float | None = None  # by the protocol's rule, of a complete run
+    curve: list[float] = field(default_factory=list)  # mean over clients after each reported round
+    value: float | None = None  # by the protocol's rule, mean over seeds; None unless complete
     pruned: bool = False
     metric: str = "accuracy"  # the score's name
 

@@ -135,7 +135,7 @@ def space_of(
     preset: str | None = None,
     search: Mapping[str, Range] | None = None,
 ) -> tuple[dict[str, Range], list[str]]:
-    """Return the space of one method, and a sentence for each excluded range.
+    """Return the space of one method, and a note on each hyper-parameter that it cannot search.
 
     The search skips hyper-parameters that `asked` sets. `config` is `asked` with all defaults.
     `preset` names one of the method's `grids`. The user's ranges in `search` replace or extend the
@@ -174,7 +174,7 @@ def space_of(
 
 
 def _as_typed(parts: Sequence[Any], key: str, wanted: Range) -> Range:
-    """Return a range of whole numbers as a range of real ones if the field takes real numbers."""
+    """Return the range, with real instead of whole numbers if the field takes real numbers."""
     kinds = [hypers(type(part))[key].kind for part in parts if key in _names(part)]
     if not isinstance(wanted, Whole) or not kinds or float not in (kinds[0], *get_args(kinds[0])):
         return wanted
@@ -241,7 +241,7 @@ def need_optuna() -> None:
 
 @dataclass
 class Search:
-    """The trials of one method."""
+    """The search of one method: it draws settings and stores the trials."""
 
     file: Path  # Optuna's SQLite file
     name: str  # the study's name in the file
@@ -292,7 +292,7 @@ class Search:
         memory.add_trials(self.frozen)
         for attempt in range(TRIES):
             seed = (self.seed * 1_000_003 + number * 1009 + attempt) % 2**32
-            # After five attempts a random sampler replaces one that repeats itself.
+            # TPE may repeat itself, so a random sampler replaces it after five attempts.
             blind = optuna.samplers.RandomSampler(seed=seed)
             learned = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
             memory.sampler = learned if attempt < 5 else blind

@@ -3,7 +3,7 @@
 A tuning is a study. Each trial is a run on clients without test nodes and test labels, so that no
 choice can depend on them. By default, a trial below the median of the others' scores stops early.
 At the end, the best configuration of each method runs once on the whole data with new seeds. Report
-this number.
+the score of this final test.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ import msgspec
 from atoll.core.errors import ConfigError, check_name, unknown
 from atoll.core.space import Range
 from atoll.experiment import config as configs
-from atoll.experiment.folder import read_json
+from atoll.experiment.folder import check_method_files, clear_parts, read_json
 from atoll.experiment.options import TuneOptions
 from atoll.experiment.problem import Data, Problem
+from atoll.methods import method_name
 from atoll.studies.parallel import check_jobs, choose_jobs
-from atoll.studies.study import lock_folder
+from atoll.studies.study import PARTS, lock_folder
 from atoll.studies.study_run import Json, StudyObserver
-from atoll.studies.tune.result import SEEDS, TRIALS, TuningRequest, TuningResult, write_tuning
+from atoll.studies.tune.result import (
+    SEEDS,
+    TRIALS,
+    TuningRequest,
+    TuningResult,
+    safe_name,
+    write_tuning,
+)
 from atoll.studies.tune.runner import Blinded, Trials
 from atoll.studies.tune.search import PRUNERS, make_plan, need_optuna
 
@@ -53,7 +61,7 @@ def tune(
     Args:
         methods: One or several names. Each method gets the same budget.
         data: A name, a path, a result of `atoll.load`, or a `Federation`.
-        trials: Number of configurations to try per method.
+        trials: Maximum number of configurations to try per method.
         seeds: Number of new seeds for the final test. 0 skips the test.
         trial_seeds: Number of seeds per trial. More seeds reduce noise and take longer.
         preset: "paper" searches the values that the method's paper tried.
@@ -79,6 +87,7 @@ def tune(
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("give at least one method by name: atoll.tune(['fedavg'], ...)")
+    names = tuple(map(method_name, names))
     given = None if isinstance(data, str) else data
     about = {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
     config = configs.make_config(method=names[0], seeds=trial_seeds, **about, **options)
@@ -115,8 +124,9 @@ def run_tuning(
     data: Data | None = None,
     observer: StudyObserver | None = None,
     jobs: int | str = 1,
+    overwrite: bool = False,
 ) -> TuningResult:
-    """Complete a tuning from its current state. Raise `Stopped` if the user stops it."""
+    """Complete a tuning from its current state, or `overwrite` it. `Stopped`: the user stops it."""
     need_optuna()
     check_jobs(jobs)
     if request.trials < 1:
@@ -126,8 +136,8 @@ def run_tuning(
     check_name("pruner", request.pruner, PRUNERS)
     for name in request.methods:
         if "=" in name and not Path(name.rpartition(":")[0] or name).exists():
-            alone = "name a method alone, and fix values with --set KEY=VALUE"
-            raise ConfigError(f"tuning takes no labels and settings as in '{name}'; {alone}")
+            hint = "give only the name, and fix values with --set KEY=VALUE"
+            raise ConfigError(f"tuning takes no labels and settings as in '{name}'; {hint}")
     for name in (name for name, count in Counter(request.methods).items() if count > 1):
         raise ConfigError(f"method '{name}' is named twice; name it once")
     if "data" in request.config.objects and data is None:
@@ -137,10 +147,10 @@ def run_tuning(
         )
     plans = [make_plan(name, request, data) for name in request.methods]
     blinded, first = Blinded(), plans[0]
-    if not folder.exists():  # unusable data must not leave a folder behind
+    if overwrite or not folder.exists():  # unusable data must not cost or leave a folder
         blinded(Problem.of(first.asked, data), first.asked.seed)
     with lock_folder(folder):
-        _check_same(request, folder)
+        _check_same(request, folder, overwrite=overwrite)
         about = {"kind": "tune", "command": tune_command(request, folder)}
         about["asked"] = msgspec.to_builtins(request)
         count = choose_jobs(jobs, [plan.asked for plan in plans for _ in range(plan.trials)])
@@ -166,13 +176,19 @@ def tune_command(request: TuningRequest, folder: Path) -> str:
     return shlex.join(["atoll", "tune", *request.methods, *words])
 
 
-def _check_same(request: TuningRequest, folder: Path) -> None:
-    """Raise an error if the saved search has other options. More trials are allowed."""
+def _check_same(request: TuningRequest, folder: Path, *, overwrite: bool) -> None:
+    """Refuse to continue a search with other options, except for more trials, or delete it."""
     if (folder / "config.toml").exists():
         raise ConfigError(f"'{folder}' contains a run; give the tuning a new folder")
     if not (folder / "study.json").exists():
         return
     before = read_request(folder)
+    if overwrite:
+        best = (f"best-{safe_name(name)}.toml" for name in before.methods)
+        clear_parts(folder, (*PARTS, *best))
+        return
+    for cell in sorted(folder.glob("cells/*")):
+        check_method_files(cell, "study")
     for name in TuningRequest.__struct_fields__:
         one, two = getattr(before, name), getattr(request, name)
         if name != "trials" and one != two:
