@@ -1,8 +1,9 @@
 """The forms of a method's messages and replies: their structure, shapes and types.
 
 A site plays a few rounds of the method on synthetic clients and records every message and reply.
-It accepts no message of another form. Otherwise a server could add a row for each node to a tensor,
-ask for more classes, widen the network, or name a network that stays at the site.
+It accepts no message of another form. Otherwise a server could make replies reveal more: by a
+tensor with a row for each node, by more classes, by a wider network, or by entries in the message
+under the names of a private network, which a reply might return.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def make_buckets(
 ) -> list[Members]:
     """Group clients of one kind into buckets of at most `chunk` clients and `nodes` nodes.
 
-    Padding adds at most 25 % to the clients' nodes, or 4096 nodes. A client with more nodes or with
-    mini-batches gets its own bucket.
+    Padding adds at most 25 % to the clients' nodes, or 4096 nodes if that is more. A client with
+    more than `nodes` nodes or with mini-batches gets its own bucket.
     """
     buckets: list[list[int]] = []
     total = 0

@@ -58,8 +58,8 @@ class Experiment:
         train_every: Score the training part every n rounds, and always in the last round. None: 1
             for nodes, which cost nothing, and 10 for graphs.
         compat: Names from `protocols.COMPAT`.
-        start: A function that returns the models of an earlier run to start from, and that run's
-            name. None: random.
+        start: A pair: a function that returns the models to start from, and the name of their run.
+            None: random initial models.
         keep: The rule that selects the round whose model is kept (`experiment.model`), or None.
         replay: Whether to record and replay rounds (`Replay`). None: on a GPU with the fused
             engine. Elsewhere a replay repeats the same work, which only tests need.

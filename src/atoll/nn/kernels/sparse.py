@@ -2,8 +2,8 @@
 
 A bag is the entries of one row of a sparse matrix. Torch's `embedding_bag` gives one thread a whole
 bag, and the padding of a stacked matrix is one bag of thousands of entries. Here a program
-processes several bags, reads many entries of each at once, skips padding, and always sums in the
-same order.
+processes one bag, or two if there are few columns. It reads several entries of a bag at once, skips
+entries of weight zero (padding), and always sums in the same order.
 
 Tensors are float32 and contiguous, indices int32. The kernels need CUDA and Triton, which every GPU
 build of torch installs.
