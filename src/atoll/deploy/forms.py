@@ -1,9 +1,9 @@
 """The forms of a method's messages and replies: their structure, shapes and types.
 
 A site plays a few rounds of the method on synthetic clients and records every message and reply.
-It accepts no message of another form. Otherwise a server could make replies reveal more: by a
-tensor with a row for each node, by more classes, by a wider network, or by entries in the message
-under the names of a private network, which a reply might return.
+It accepts no message of another form. Otherwise a server could make replies reveal more, by a
+tensor with a row for each node, by more classes, or by a wider network. A message could also name
+the parameters of a private network, which a reply might then return.
 """
 
 from __future__ import annotations
