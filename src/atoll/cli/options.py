@@ -27,7 +27,7 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH, PATH_TEXT = _Path(path_type=Path), _Path()
+PATH, PATH_TEXT = _Path(path_type=Path), _Path(path_type=str)
 
 
 def command(

@@ -89,7 +89,8 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     """
     names = sorted(allowed, key=lambda name: re.sub(r"\d+", lambda n: n[0].zfill(9), name))
     low = given.lower()
-    near = difflib.get_close_matches(low, names, n=1, cutoff=CUTOFF)
+    plain = {name.lower(): name for name in names}
+    near = [plain[name] for name in difflib.get_close_matches(low, plain, n=1, cutoff=CUTOFF)]
     word, *others = (re.sub(r"\d", "", name) for name in (low, *near))
     if others == [word] and near[0] not in (low, word):
         near = []

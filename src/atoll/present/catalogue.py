@@ -155,7 +155,7 @@ def _unwrapped(words: str) -> str:
 def dataset_table(root: str | Path | None) -> Table:
     """Make the table of all data sets, with the published size and whether the files exist."""
     base = data_root(root)
-    table = _titled("Data sets", padding=(0, 1, 0, 0))
+    table = _titled("Data sets", padding=0)
     table.caption = (
         f"Looked for in {escape(str(base))}; get one with: atoll data fetch NAME\n"
         f"Groups, with one set for each client: {', '.join(GROUPS)}"
