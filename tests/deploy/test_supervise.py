@@ -170,8 +170,14 @@ def test_a_site_that_comes_back_is_taken_in_by_a_new_job(tmp_path):
 def test_a_run_waits_for_its_sites_and_says_who_is_missing(tmp_path):
     desk = FakeSession("finished")
     desk.tokens = {"a": "1"}
-    with pytest.raises(ClientLost, match=r"^b did not connect within 0\.1 s"):
-        supervised(desk, tmp_path)[0].run()
+    supervisor, _ = supervised(desk, tmp_path)
+    supervisor.again = "atoll federate run --resume r --kit admin"
+    late = r"^b did not connect within 0\.1 s; start it, or leave it out with"
+    with pytest.raises(ClientLost, match=f"{late} --sites, and continue with: {supervisor.again}"):
+        supervisor.run()
+    supervisor.resuming = True
+    with pytest.raises(ClientLost, match=f"{late} --without b, and continue with"):
+        supervisor._gather(2)
 
 
 def test_an_order_survives_its_way_through_a_job(tmp_path):

@@ -73,6 +73,7 @@ class Supervisor:
     rejoin: bool = True  # include a returning site at once, by continuing in a new job
     resuming: bool = False  # whether the run began before; a new run needs all its sites
     removed: Callable[[], Collection[str]] = tuple  # the sites removed from the federation so far
+    again: str = ""  # the command that continues the run, for hints
     job: str = field(default="", init=False)
     reached: tuple[int, int] = field(default=(0, 0), init=False)  # seed and round
 
@@ -115,12 +116,11 @@ class Supervisor:
             self.tell(f"{ended['reason']}; continuing in a new job")
 
     def _continue(self) -> str:
-        return f"continue with: atoll federate run --resume {self.out}"
+        return f"continue with: {self.again or f'atoll federate run --resume {self.out}'}"
 
     def _tell_undelivered(self, ended: Json) -> None:
         for site, why in ended.get("undelivered", {}).items():
-            again = f"to send it later: atoll federate run --resume {self.out}"
-            self.tell(f"{site} did not take the model: {why}; {again}")
+            self.tell(f"{site} did not take the model: {why}; to send it later, {self._continue()}")
 
     def stop(self) -> None:
         """Stop the running job, if the server still answers. The run can be continued."""
@@ -141,7 +141,8 @@ class Supervisor:
                     return there
                 missing = ", ".join(site for site in self.sites if site not in connected)
                 late = f"{missing} did not connect within {self.patience:g} s"
-                hint = f"start it, or leave it out with --sites, and {self._continue()}"
+                out = f"--without {missing.replace(' ', '')}" if self.resuming else "--sites"
+                hint = f"start it, or leave it out with {out}, and {self._continue()}"
                 raise ClientLost(f"{late}; {hint}")
             time.sleep(0.2)
 

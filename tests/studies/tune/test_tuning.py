@@ -194,7 +194,9 @@ def test_the_number_of_jobs_changes_no_result(whole: TuningResult, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["mine=my.py:Mine", "strong=fedprox", "fedprox:mu=0.1"])
 def test_a_label_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"no labels and settings as in '{name}'; give only the name"):
+    with pytest.raises(
+        ConfigError, match=f"no labels and settings as in '{name}'; give only the name"
+    ):
         atoll.tune(["fedavg", name], "lagoon:nodes=150", out=tmp_path / "t")
 
 

@@ -44,7 +44,9 @@ def run(
         if chosen:
             why = "--resume continues a run with its own configuration; remove the other options"
             raise ConfigError(why)
-        order = session.continue_without(read_saved_order(folder), dropped)
+        if sites:
+            raise ConfigError("--sites is for a new run; leave out a site with --without")
+        order = session.continue_without(read_saved_order(folder), dropped, limits["quorum"])
     else:
         if dropped:
             why = "--without needs --resume; choose the sites of a new run with --sites"
@@ -56,7 +58,7 @@ def run(
     waiting.update(
         resuming=resuming,
         removed=lambda: about_kit(kit).get("removed", ()),
-        kept=f"the run is saved; continue with: atoll federate run --resume {folder} --kit {kit}",
+        again=f"atoll federate run --resume {folder} --kit {kit}",
     )
     with session.stopping(), session.open_admin(kit, about["name"]) as admin:
         if not resuming and not sites:

@@ -109,19 +109,19 @@ def make_order(
     return Order(run=name, config=config_text(config), sites=sites, **limits)
 
 
-def continue_without(order: Order, sites: Strings) -> Order:
-    """Return the order without these sites, which do not train any more."""
+def continue_without(order: Order, sites: Strings, quorum: int | None = None) -> Order:
+    """Return the order without these sites, which do not train any more, and with the quorum."""
     from msgspec.structs import replace
 
     for site in sites:
         if site not in order.sites:
             raise ConfigError(f"the run has no site '{site}'; it has: {', '.join(order.sites)}")
     without = tuple(dict.fromkeys((*order.without, *sites)))
-    left = len(order.sites) - len(without)
-    if left < order.quorum:
-        hint = "start a new run with them"
-        raise ConfigError(f"{left} sites remain, but the quorum is {order.quorum}; {hint}")
-    return replace(order, without=without)
+    left, quorum = len(order.sites) - len(without), order.quorum if quorum is None else quorum
+    if not 1 <= quorum <= left:
+        remain = "1 site remains" if left == 1 else f"{left} sites remain"
+        raise ConfigError(f"{remain}, but the quorum is {quorum}; give --quorum from 1 to {left}")
+    return replace(order, without=without, quorum=quorum)
 
 
 def with_newcomers(order: Order, connected: Collection[str], quorum: int | None) -> Order:
@@ -167,9 +167,15 @@ def stopping(*more: signal.Signals) -> Iterator[None]:
 
 
 def supervise(
-    session: AdminSession, order: Order, folder: Path, *, quiet: bool, kept: str = "", **limits: Any
+    session: AdminSession,
+    order: Order,
+    folder: Path,
+    *,
+    quiet: bool,
+    again: str = "",
+    **limits: Any,
 ) -> Result:
-    """Follow a run until it finishes, and return its result. On an interrupt, print `kept`."""
+    """Follow a run until it finishes, and return its result. The command `again` continues it."""
     from atoll.deploy.coordinator import read_federated_result
     from atoll.deploy.supervise import Supervisor
 
@@ -188,13 +194,14 @@ def supervise(
             score = f", validation {value:.1%}" if value is not None else ""
             tell_once(f"round {now['round']} of {now['rounds']}", score)
 
-    supervisor = Supervisor(session, order, folder, tell=tell, on_progress=on_progress, **limits)
+    how = {"tell": tell, "on_progress": on_progress, "again": again, **limits}
+    supervisor = Supervisor(session, order, folder, **how)
     try:
         supervisor.run()
     except KeyboardInterrupt:
         supervisor.stop()
-        if kept:
-            tell(kept)
+        if again:
+            tell(f"the run is saved; continue with: {again}")
         raise
     return read_federated_result(order, folder)
 
