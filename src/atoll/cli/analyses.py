@@ -236,7 +236,10 @@ def _print_noted(console: Console, tables: Iterable[Table]) -> None:
 def _finish(
     console: Console, out: Path | None, files: Mapping[str, object], summary: object = None
 ) -> None:
-    """Write the files if `out` is given. Print a given summary as JSON, null for undefined."""
+    """Write the files if `out` is given.
+
+    Print the summary, if given, as JSON with null for undefined numbers.
+    """
     from atoll.present.files import plain_json, write_all
 
     if out is not None:
