@@ -270,6 +270,53 @@ def test_clients_that_differ(tmp_path: Path) -> None:
     assert "is not in 'b/nodes.csv'" in str(describe(tmp_path).problems)
 
 
+HEAD = "id,f,day,label\n"
+
+
+def test_problems_name_the_clients_that_have_them(tmp_path: Path) -> None:
+    first = f"{HEAD}a,1,2020-01-02,x\nb,,2020-01-03,y\n"
+    folder(tmp_path / "north", first, "source,target,paid\na,b,1\na,z,1\na,a,1\n")
+    second = f"{HEAD}c,NA,3.1.2020,x\nd,,2020-01-04,y\ne,,2020-01-04,?\n"
+    folder(tmp_path / "south", second, "source,target,paid\nc,d,1\nc,y,1\nd,y,1\n")
+    (tmp_path / "schema.toml").write_text("[columns]\nday = {kind = 'date'}\n")
+    found = describe(tmp_path).problems
+    both = "north/edges.csv, south/edges.csv"
+    expected = [
+        ("south/nodes.csv, column 'f'", "'NA' may mean that there is no value", 1),
+        ("north/nodes.csv (1), south/nodes.csv (3), column 'f'", "rows have no value; choose", 4),
+        ("south/nodes.csv, column 'day'", "'3.1.2020' do not fit kind = \"date\"", 1),
+        ("south/nodes.csv, column 'label'", "'?' reads like a missing label", 1),
+        (both, "columns 'paid' of the edges are not used", 0),
+        ("north/edges.csv (1), south/edges.csv (2)", "node that is not there, as 'z' does", 3),
+        ("north/edges.csv", "edges join a node to itself", 1),
+        ("[edges] directed", "an edge joins both ways", 0),
+    ]
+    assert len(found) == len(expected), found
+    for place, text, rows in expected:
+        assert any(p.place == place and text in p.text and p.rows == rows for p in found), place
+    for name in ("east", "west"):
+        folder(tmp_path / name, first, "source,target,paid\na,b,1\n")
+    told = "east/edges.csv, north/edges.csv, south/edges.csv and 1 more"
+    assert told in [p.place for p in describe(tmp_path).problems]
+
+
+@pytest.mark.parametrize("bad", ["north", "south"])
+def test_an_unreadable_file_of_a_client_is_one_problem(tmp_path: Path, bad: str) -> None:
+    for name in ("north", "south"):
+        folder(tmp_path / name, "key,f,label\na,1,x\nb,2,y\n", E)
+    (tmp_path / bad / "nodes.csv").write_text("key,f,label\na,1,x\nb,2\n")
+    found = [(p.place, p.text) for p in describe(tmp_path).problems]
+    good = "south" if bad == "north" else "north"
+    assert found[1:] == [
+        (
+            f"{good}/nodes.csv, column 'key'",
+            f"seems to be the id, because {good}/edges.csv names its values",
+        ),
+        ("[edges] directed", "an edge joins both ways; choose true to keep directions"),
+    ]
+    assert found[0][0] == f"{bad}/nodes.csv"
+
+
 def test_types_of_parquet(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2, 3], "ok": [True, False, None], "label": ["x", "y", "x"]})
     folder(tmp_path, edges="source,target\n1,2\n").joinpath("nodes.csv").unlink()
