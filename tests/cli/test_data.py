@@ -204,6 +204,18 @@ def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> No
     assert found == "Name the label, then describe again: this may find columns that leak the label"
 
 
+def test_a_description_takes_the_options_that_it_advises(cli, tmp_path: Path) -> None:
+    folder(tmp_path / "g", "id,f,label\na,1,x\nb,2,y\nb,3,x\n", "source,target\na,b\na,z\n")
+    found = flat(cli("data", "describe", "g").stdout)
+    assert "--own dangling=drop" in found
+    own = ("--own", "dangling=drop", "--own", "duplicate_nodes=first")
+    found = flat(cli("data", "describe", "g", *own).stdout)
+    assert "dangling" not in found
+    assert "again" not in found
+    error = cli("data", "describe", "g", "--own", "danglin=drop", code=2).stderr
+    assert "did you mean 'dangling'?" in error
+
+
 def test_no_data_are_refused(cli) -> None:
     for command in (("run", "fedavg"), ("inspect",)):
         sentence = "error: no data are named; give --data a name or a path\n"

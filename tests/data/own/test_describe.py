@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from atoll.core.errors import DataError
+from atoll.data.load import parse_own_options
 from atoll.data.own.columns import Column, Rows
 from atoll.data.own.describe import Look, describe, look_at
 from atoll.data.own.reader import load_own
@@ -315,6 +316,28 @@ def test_an_unreadable_file_of_a_client_is_one_problem(tmp_path: Path, bad: str)
         ("[edges] directed", "an edge joins both ways; choose true to keep directions"),
     ]
     assert found[0][0] == f"{bad}/nodes.csv"
+
+
+def test_options_answer_questions(tmp_path: Path) -> None:
+    bank = ten_faults(tmp_path / "bank")
+    words = {"dangling": "drop", "duplicate_nodes": "first", "self_loops": "keep"}
+    words |= {"duplicate_edges": "sum", "directed": "true", "owner": "channel", "age.kind": "text"}
+    before, after = describe(bank), describe(bank, None, parse_own_options(words))
+    gone = {p.text.split(";")[0] for p in before.problems} - {
+        p.text.split(";")[0] for p in after.problems
+    }
+    assert gone == {
+        "edges name a node that is not there, as 'zz' does",
+        "give an id again",
+        "edges join a node to itself",
+        "edges are given again",
+        "an edge joins both ways",
+        'which column names the owner? give it role = "owner"',
+        "'NA' may mean that there is no value",
+    }
+    assert not after.looks["age"].questions
+    assert after.roles["channel"] == "owner"
+    assert 'self_loops = "keep"\nduplicate_edges = "sum"\ndirected = true' in after.toml()
 
 
 def test_types_of_parquet(tmp_path: Path) -> None:

@@ -20,7 +20,15 @@ from atoll.data.own import columns as convert
 from atoll.data.own.columns import MISSING, NUMBER, TRUTH, Column
 from atoll.data.own.leakage import telling
 from atoll.data.own.rules import OWN_CATEGORY, SUITS, Rule
-from atoll.data.own.schema import CONVENTION, OWNERS, Schema, quoted, quoted_list, read_schema
+from atoll.data.own.schema import (
+    CONVENTION,
+    OWNERS,
+    OwnOptions,
+    Schema,
+    quoted,
+    quoted_list,
+    read_schema,
+)
 from atoll.data.own.tables import Part, TableFile, find_parts
 
 ROLES = ("id", "label", "split")
@@ -100,8 +108,10 @@ def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given]
 
 
-def describe(path: Path, schema: Path | None = None) -> Description:
-    """Examine every table of a folder. A schema answers questions in advance.
+def describe(
+    path: Path, schema: Path | None = None, options: OwnOptions | None = None
+) -> Description:
+    """Examine every table of a folder. A schema and options answer questions in advance.
 
     The default is the folder's `schema.toml`, if there is one.
     """
@@ -109,7 +119,8 @@ def describe(path: Path, schema: Path | None = None) -> Description:
         raise DataError(f"'{path}' is no folder; give one with nodes.csv and edges.csv")
     own = path / "schema.toml"
     given = schema or (own if own.is_file() else None)
-    known = Schema() if given is None else read_schema(given)
+    known, options = Schema() if given is None else read_schema(given), options or OwnOptions()
+    known = replace(known.with_options(options), owner=options.owner or known.owner)
     parts, found = find_parts(path), Description({}, {}, {}, known=known)
     tables = [_read(part.nodes, found) for part in parts]
     readable = [part for part, table in zip(parts, tables, strict=True) if table.column_names]
@@ -151,7 +162,7 @@ def describe(path: Path, schema: Path | None = None) -> Description:
             }
             found.ask(f"{_files(having)}, column '{column}'", text, count)
     for part, table in zip(parts, tables, strict=True):
-        _edges(part, _ids(part, table, found), known, found)
+        _edges(part, _ids(part, table, found, options), known, found, options)
     for text, (end, files) in found.shared.items():
         found.ask(_files(files), text + end, sum(files.values()))
     if known.directed is None:
@@ -297,7 +308,9 @@ def _labels(found: Description, file: str) -> np.ndarray:
     return convert.lookup(texts, distinct).astype(np.int64)
 
 
-def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | None:
+def _ids(
+    part: Part, table: pa.Table, found: Description, options: OwnOptions
+) -> pa.ChunkedArray | None:
     """Return the ids of one file as text. Missing and repeated ids are problems."""
     name = next((name for name, role in found.roles.items() if role == "id"), None)
     if name is None or name not in table.column_names:
@@ -306,12 +319,15 @@ def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | N
     if ids.null_count:
         found.ask(place, "rows have no id", ids.null_count)
     known = ids.drop_null()
-    if again := len(known) - len(pc.unique(known)):
+    again = len(known) - len(pc.unique(known))
+    if again and options.duplicate_nodes == "error":
         found.ask(place, "give an id again; --own duplicate_nodes=first keeps the first", again)
     return pc.unique(known)
 
 
-def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) -> None:
+def _edges(
+    part: Part, ids: pa.Array | None, known: Schema, found: Description, options: OwnOptions
+) -> None:
     """Assign the roles of one edge table, and add its problems."""
     table, file = _read(part.edges, found), part.edges.name
     names = {}
@@ -340,7 +356,7 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
     if empty := sum(end.null_count for end in given):
         found.ask(file, "an end of an edge has no value", empty)
     lost = (ends[0] < 0) | (ends[1] < 0)
-    if gone := int(lost.sum()) - empty:
+    if (gone := int(lost.sum()) - empty) and options.dangling == "error":
         first = convert.first(lost)
         name = names["source" if ends[0][first] < 0 else "target"]
         end = f", as {quoted(table[name][first].as_py())} does; --own dangling=drop drops them"
