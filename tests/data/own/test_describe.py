@@ -396,6 +396,28 @@ def test_values_that_do_not_fit_the_schema(values: list[object], rule: Rule) -> 
     assert look(values, rule).questions == [(f"'x' do not fit kind = \"{rule.kind}\"", 1)]
 
 
+def test_infinite_numbers_are_reported(tmp_path: Path) -> None:
+    cells = ["1", "inf", "3", "-Inf", "1e39", "4", "5"]
+    nodes = "\n".join(f"{i},{cell},{'xy'[i % 2]}" for i, cell in enumerate(cells))
+    edges = "source,target,weight\n0,1,1\n1,2,inf\n2,3,1e39\n3,4,nan\n"
+    bank = folder(tmp_path / "bank", f"id,f,label\n{nodes}\n", edges)
+    found = describe(bank)
+    told = [(p.place, p.text, p.rows) for p in found.problems]
+    wrong = "'inf', '-Inf', '1e39' are no numbers, and become missing values"
+    assert ("nodes.csv, column 'f'", wrong, 3) in told
+    weight = "a weight is a finite number, zero or more"
+    assert ("edges.csv, column 'weight'", weight, 3) in told
+    (bank / "edges.csv").write_text("source,target\n0,1\n")
+    (bank / "schema.toml").write_text(found.toml())
+    assert load_own(bank)[1].features == ("f", "f is missing")
+    given = look(cells, Rule(kind="number", missing="mean"))
+    assert given.questions == [("'inf', '-Inf', '1e39' do not fit kind = \"number\"", 3)]
+    assert look([1.5, float("inf"), 2.5]).questions == [("'inf' do not fit kind = \"number\"", 1)]
+    number = Rule(kind="number", missing="mean")
+    assert not look([1.5, float("nan")], number).questions
+    assert not look(["1.5", "inf"], replace(number, empty=("inf",))).questions
+
+
 def test_ids_are_asked_about() -> None:
     column = Column(pa.chunked_array([pa.array(range(99))]), "account_no", Rows("n", str))
     assert "may be an id" in look_at(column, Rule()).questions[0][0]

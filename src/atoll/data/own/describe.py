@@ -344,9 +344,8 @@ def _edges(
     if rest := [name for name in table.column_names if name not in names.values()]:
         found.share(file, f"columns {quoted_list(rest)} of the edges are not used")
     if "weight" in names:
-        weight = table[names["weight"]].cast(pa.large_string())
-        right = pc.match_substring_regex(weight, NUMBER.replace("[-+]?", "[+]?", 1))
-        if wrong := len(right) - (pc.sum(right).as_py() or 0):  # counts missing weights, too
+        weight = _float32(table[names["weight"]].cast(pa.large_string()))
+        if wrong := int((~(np.isfinite(weight) & (weight >= 0))).sum()):  # missing weights, too
             place = f"{file}, column '{names['weight']}'"
             found.ask(place, "a weight is a finite number, zero or more", wrong)
     if ids is None or "source" not in names or "target" not in names:
@@ -372,6 +371,14 @@ def _edges(
         told = 'the first stays, or choose duplicate_edges = "sum" under [edges]'
         told = told if known.duplicate_edges is None else 'and duplicate_edges = "error"'
         found.share(file, f"edges are given again; {told}", again)
+
+
+def _float32(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Return numbers as float32: infinite beyond its range, and NaN if not a number."""
+    if convert.is_text(values.type):
+        values = pc.if_else(pc.match_substring_regex(values, NUMBER), values, None)
+    with np.errstate(over="ignore"):
+        return np.asarray(values.cast(pa.float64(), safe=False)).astype(np.float32)
 
 
 @dataclass
@@ -426,6 +433,7 @@ def _guess(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
         look.ask('dates become days; choose other parts, or kind = "text" to ignore them', 0)
     elif convert.is_number(kind):
         look.rule = replace(wish, kind="number")
+        _check(look, texts, rows)
         _identity(look, texts)
     else:
         _guess_text(look, texts.cast(pa.large_string()), rows)
@@ -435,7 +443,7 @@ def _guess_text(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     lower, wish = pc.utf8_lower(texts), look.rule
     marks = np.asarray(pc.is_in(lower, value_set=pa.array(sorted(MISSING), lower.type)))
     real, count = texts.filter(pa.array(~marks)), rows[~marks]
-    number = np.asarray(pc.match_substring_regex(real, NUMBER))
+    number = np.asarray(pc.match_substring_regex(real, NUMBER)) & ~np.isinf(_float32(real))
     comma = np.asarray(pc.match_substring_regex(real, COMMA))
     shares = [float(count[hits].sum() / max(count.sum(), 1)) for hits in (number, comma)]
     form = next((f for f in FORMS if _parses(real, f)), None)
@@ -499,9 +507,10 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     if kind == "category" and look.rule.values and look.rule.other is None:
         bad = ~np.isin(texts.cast(pa.string()).to_pylist(), look.rule.values)
     elif kind == "number" and convert.is_text(texts.type):
-        bad = ~np.asarray(pc.match_substring_regex(texts, NUMBER))
-        bad |= np.isin(pc.utf8_lower(texts).to_pylist(), list(MISSING))  # a number that is nan
+        bad = ~np.isfinite(_float32(texts))  # no number, infinite or nan
         bad &= ~np.isin(texts.to_pylist(), look.rule.empty)
+    elif kind == "number" and convert.is_number(texts.type):
+        bad = np.isinf(_float32(texts))
     elif kind == "date" and convert.is_text(texts.type):
         form = look.rule.format or FORMS[0]
         bad = np.asarray(pc.strptime(texts, format=form, unit="s", error_is_null=True).is_null())
