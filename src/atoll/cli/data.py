@@ -10,16 +10,7 @@ import click
 
 from atoll.cli import options
 from atoll.cli.common import AtollSubgroup, config_of, make_console, pair, print_notes, print_text
-from atoll.cli.options import (
-    DATA_ROOT,
-    FEDERATION,
-    OWN,
-    PATH,
-    SEED_OF_DATA,
-    Strings,
-    command,
-    option,
-)
+from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
 from atoll.core.errors import ConfigError
 
 MIRROR = (
@@ -76,7 +67,7 @@ def check(ctx: click.Context, data_root: str | None) -> None:
     params=[
         click.Argument(["path"], type=PATH),
         option("--schema FILE", SCHEMA, PATH),
-        OWN,
+        options.OWN,
         option("--out FILE", "Write a draft of the schema to FILE, which must be new.", PATH),
     ],
 )

@@ -407,7 +407,7 @@ def test_infinite_numbers_are_reported(tmp_path: Path) -> None:
     assert ("nodes.csv, column 'f'", wrong, 3) in told
     weight = "a weight is a finite number, zero or more"
     assert ("edges.csv, column 'weight'", weight, 3) in told
-    (bank / "edges.csv").write_text("source,target\n0,1\n")
+    (bank / "edges.csv").write_text("source,target,weight\n0,1,1\n")
     (bank / "schema.toml").write_text(found.toml())
     assert load_own(bank)[1].features == ("f", "f is missing")
     given = look(cells, Rule(kind="number", missing="mean"))

@@ -33,7 +33,7 @@ REFUSED: dict[str, Tables] = {
     ),
     "semicolons and a comma": ("id;f, EUR;label\na;1;x\n", E, "", "seems to use ';' between"),
     "tabs": (G, "source\ttarget\na\tb\n", "", "edges.csv seems to use tabs between values"),
-    "duplicate ids": (G + "b,4,x\n", E, "", "keep the first with --own duplicate_nodes=first"),
+    "duplicate ids": (G + "b,4,x\n", E, "", "or give --own duplicate_nodes=first"),
     "a repeated id": (G + "b,4,x\n", E, "", "nodes.csv row 5 gives the id 'b' again (1 such"),
     "no id value": ("id,f,label\na,1,x\n,2,y\n", E, "", "row 3, column 'id' has no value"),
     "ragged row": (G + "d,4\n", E, "", "nodes.csv row 5 has 2 values, but the header names 3"),

@@ -17,18 +17,11 @@ from pyarrow import types
 
 from atoll.core.errors import AtollError, DataError
 from atoll.data.own import columns as convert
+from atoll.data.own import schema as schemas
 from atoll.data.own.columns import MISSING, NUMBER, TRUTH, Column
 from atoll.data.own.leakage import telling
 from atoll.data.own.rules import OWN_CATEGORY, SUITS, Rule
-from atoll.data.own.schema import (
-    CONVENTION,
-    OWNERS,
-    OwnOptions,
-    Schema,
-    quoted,
-    quoted_list,
-    read_schema,
-)
+from atoll.data.own.schema import CONVENTION, OWNERS, Schema, quoted, quoted_list, read_schema
 from atoll.data.own.tables import Part, TableFile, find_parts
 
 ROLES = ("id", "label", "split")
@@ -60,6 +53,7 @@ class Description:
     problems: list[Problem] = field(default_factory=list)
     rows: int = 0
     known: Schema = field(default_factory=Schema)  # decisions so far
+    own: schemas.OwnOptions = field(default_factory=schemas.OwnOptions)
     # Questions about edges: the end of the sentence, and the number of rows in each file.
     shared: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
 
@@ -109,7 +103,7 @@ def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
 
 
 def describe(
-    path: Path, schema: Path | None = None, options: OwnOptions | None = None
+    path: Path, schema: Path | None = None, options: schemas.OwnOptions | None = None
 ) -> Description:
     """Examine every table of a folder. A schema and options answer questions in advance.
 
@@ -119,9 +113,9 @@ def describe(
         raise DataError(f"'{path}' is no folder; give one with nodes.csv and edges.csv")
     own = path / "schema.toml"
     given = schema or (own if own.is_file() else None)
-    known, options = Schema() if given is None else read_schema(given), options or OwnOptions()
-    known = replace(known.with_options(options), owner=options.owner or known.owner)
-    parts, found = find_parts(path), Description({}, {}, {}, known=known)
+    parts, found = find_parts(path), Description({}, {}, {}, own=options or schemas.OwnOptions())
+    known = (Schema() if given is None else read_schema(given)).with_options(found.own)
+    found.known = known = replace(known, owner=found.own.owner or known.owner)
     tables = [_read(part.nodes, found) for part in parts]
     readable = [part for part, table in zip(parts, tables, strict=True) if table.column_names]
     whole, starts = _together(parts, tables, found), np.cumsum([0, *map(len, tables)])
@@ -134,7 +128,7 @@ def describe(
     rows = convert.Rows(name, where)
     if whole.column_names:  # if no table is readable, one problem is enough
         _find_roles(whole, known, found, name)
-        _find_owner(parts, whole.column_names, known, found, name)
+        _find_owner(parts, whole.column_names, found, name)
         if "id" not in found.roles.values():
             _find_id(readable, whole, known, found, name)
     for column in whole.column_names:
@@ -162,7 +156,7 @@ def describe(
             }
             found.ask(f"{_files(having)}, column '{column}'", text, count)
     for part, table in zip(parts, tables, strict=True):
-        _edges(part, _ids(part, table, found, options), known, found, options)
+        _edges(part, _ids(part, table, found), known, found)
     for text, (end, files) in found.shared.items():
         found.ask(_files(files), text + end, sum(files.values()))
     if known.directed is None:
@@ -222,9 +216,8 @@ def _find_id(
     If no column is named by more than half of the edges, ask for one.
     """
     every = ((part.edges, _read(part.edges, Description({}, {}, {}))) for part in parts)
-    unread = parts[0].edges, pa.table({})
-    edges, table = next((pair for pair in every if pair[1].column_names), unread)
-    best = "", 0.5
+    nothing, best = (parts[0].edges, pa.table({})), ("", 0.5)
+    edges, table = next((pair for pair in every if pair[1].column_names), nothing)
     usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])
     ends = known.source or next(usual, None)
     if ends in table.column_names and len(table):
@@ -271,11 +264,9 @@ def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -
             found.ask(file, f"the schema names the column '{name}', which is not there")
 
 
-def _find_owner(
-    parts: list[Part], names: Sequence[str], known: Schema, found: Description, file: str
-) -> None:
+def _find_owner(parts: list[Part], names: Sequence[str], found: Description, file: str) -> None:
     """Assign the owner by the schema or by convention. Other owner columns are not features."""
-    free = [name for name in names if name not in found.roles]
+    known, free = found.known, [name for name in names if name not in found.roles]
     usual = [n for n in free if n.lower() in OWNERS and n != known.owner]
     owners = [*(name for name in names if name == known.owner), *usual]
     found.roles |= dict.fromkeys(owners[1:], "ignore") | dict.fromkeys(owners[:1], "owner")
@@ -308,9 +299,7 @@ def _labels(found: Description, file: str) -> np.ndarray:
     return convert.lookup(texts, distinct).astype(np.int64)
 
 
-def _ids(
-    part: Part, table: pa.Table, found: Description, options: OwnOptions
-) -> pa.ChunkedArray | None:
+def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | None:
     """Return the ids of one file as text. Missing and repeated ids are problems."""
     name = next((name for name, role in found.roles.items() if role == "id"), None)
     if name is None or name not in table.column_names:
@@ -319,15 +308,13 @@ def _ids(
     if ids.null_count:
         found.ask(place, "rows have no id", ids.null_count)
     known = ids.drop_null()
-    again = len(known) - len(pc.unique(known))
-    if again and options.duplicate_nodes == "error":
+    again = 0 if found.own.duplicate_nodes == "first" else len(known) - len(pc.unique(known))
+    if again:
         found.ask(place, "give an id again; --own duplicate_nodes=first keeps the first", again)
     return pc.unique(known)
 
 
-def _edges(
-    part: Part, ids: pa.Array | None, known: Schema, found: Description, options: OwnOptions
-) -> None:
+def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) -> None:
     """Assign the roles of one edge table, and add its problems."""
     table, file = _read(part.edges, found), part.edges.name
     names = {}
@@ -355,7 +342,7 @@ def _edges(
     if empty := sum(end.null_count for end in given):
         found.ask(file, "an end of an edge has no value", empty)
     lost = (ends[0] < 0) | (ends[1] < 0)
-    if (gone := int(lost.sum()) - empty) and options.dangling == "error":
+    if (gone := int(lost.sum()) - empty) and found.own.dangling == "error":
         first = convert.first(lost)
         name = names["source" if ends[0][first] < 0 else "target"]
         end = f", as {quoted(table[name][first].as_py())} does; --own dangling=drop drops them"
