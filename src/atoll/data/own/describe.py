@@ -308,8 +308,7 @@ def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | N
     if ids.null_count:
         found.ask(place, "rows have no id", ids.null_count)
     known = ids.drop_null()
-    again = 0 if found.own.duplicate_nodes == "first" else len(known) - len(pc.unique(known))
-    if again:
+    if found.own.duplicate_nodes == "error" and (again := len(known) - len(pc.unique(known))):
         found.ask(place, "give an id again; --own duplicate_nodes=first keeps the first", again)
     return pc.unique(known)
 
