@@ -198,10 +198,29 @@ def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> No
     assert "3. [edges] directed: an edge joins both ways" in found
     assert 'missing = "own category"' in (tmp_path / "s.toml").read_text()
     assert "'s.toml' exists" in cli("data", "describe", "g", "--out", "s.toml", code=2).stderr
+    assert "--overwrite" in flat(cli("data", "describe", "g", "--out", "s.toml", code=2).stderr)
+    (tmp_path / "s.toml").write_text("")
+    assert (
+        "Written: s.toml" in cli("data", "describe", "g", "--out", "s.toml", "--overwrite").stdout
+    )
+    assert 'missing = "own category"' in (tmp_path / "s.toml").read_text()
+    assert "'g' exists" in cli("data", "describe", "g", "--out", "g", "--overwrite", code=2).stderr
     assert "; 1 thing to decide" in cli("data", "describe", "g", "--schema", "s.toml").stdout
     folder(tmp_path / "g", "id,age,kind,client\na,1,x,n\nb,2,y,n\n", "source,target\na,b\n")
     found = cli("data", "describe", "g").stdout.splitlines()[-1]
     assert found == "Name the label, then describe again: this may find columns that leak the label"
+
+
+def test_a_description_takes_the_options_that_it_advises(cli, tmp_path: Path) -> None:
+    folder(tmp_path / "g", "id,f,label\na,1,x\nb,2,y\nb,3,x\n", "source,target\na,b\na,z\n")
+    found = flat(cli("data", "describe", "g").stdout)
+    assert "--own dangling=drop" in found
+    own = ("--own", "dangling=drop", "--own", "duplicate_nodes=first")
+    found = flat(cli("data", "describe", "g", *own).stdout)
+    assert "dangling" not in found
+    assert "again" not in found
+    error = cli("data", "describe", "g", "--own", "danglin=drop", code=2).stderr
+    assert "did you mean 'dangling'?" in error
 
 
 def test_no_data_are_refused(cli) -> None:

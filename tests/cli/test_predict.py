@@ -50,6 +50,26 @@ def test_new_nodes_are_joined(run: Path, tmp_path: Path) -> None:
     assert pyarrow.csv.read_csv(tmp_path / "s.csv")["client"].to_pylist() == ["a", "b"]
 
 
+def test_dropped_edges_are_counted_in_one_note(run: Path, tmp_path: Path) -> None:
+    words = ["--own", "dangling=drop", "--rounds", "1", "--quiet", "--out", str(tmp_path / "run")]
+    data = str(run.parent / "old")
+    assert CliRunner().invoke(main, ["run", "fedavg", "--data", data, *words]).exit_code == 0
+    (tmp_path / "nodes.csv").write_text("id,kind,owner\n60,1,a\n61,2,b\n")
+    (tmp_path / "edges.csv").write_text("source,target\n60,3\n61,40\n60,99\n")
+    words = ["predict", str(tmp_path / "run"), "--data", str(tmp_path)]
+    words += ["--out", str(tmp_path / "s.csv")]
+    for more, note in (
+        ([], "3 edges to missing nodes were dropped; join the training graph with --joined if"),
+        (["--joined"], "1 edges to missing nodes were dropped"),
+    ):
+        done = CliRunner().invoke(main, [*words, *more])
+        assert done.exit_code == 0, done.output
+        said = " ".join(done.output.split())
+        assert note in said
+        assert said.count("were dropped") == 1
+        assert ("--joined" in said) == (not more)
+
+
 def test_a_file_of_another_kind_is_refused_before_any_work(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["predict", "none", "--data", "x", "--out", "scores.xls"])
     assert done.exit_code == 2

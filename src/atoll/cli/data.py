@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from atoll.cli import options
-from atoll.cli.common import AtollSubgroup, config_of, make_console, print_notes, print_text
+from atoll.cli.common import AtollSubgroup, config_of, make_console, pair, print_notes, print_text
 from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
 from atoll.core.errors import ConfigError
 
@@ -67,18 +67,26 @@ def check(ctx: click.Context, data_root: str | None) -> None:
     params=[
         click.Argument(["path"], type=PATH),
         option("--schema FILE", SCHEMA, PATH),
-        option("--out FILE", "Write a draft of the schema to FILE, which must be new.", PATH),
+        options.OWN,
+        option("--out FILE", "Write a draft of the schema to this file.", PATH),
+        option("--overwrite", "Replace the file in --out."),
     ],
 )
-def describe(path: Path, schema: Path | None, out: Path | None) -> None:
+def describe(
+    path: Path, schema: Path | None, own: Strings, out: Path | None, overwrite: bool
+) -> None:
     """List the columns and all problems of your own tables, and draft a schema."""
     from atoll.core.files import write_atomically
+    from atoll.data.load import parse_own_options
     from atoll.data.own.describe import describe as look_at_all
     from atoll.present.tables import make_table, rich_table
 
-    if out is not None and out.exists():
-        raise ConfigError(f"'{out}' exists; choose another --out, or remove it")
-    found, console = look_at_all(path, schema), make_console()
+    if out is not None and out.exists() and not (overwrite and out.is_file()):
+        raise ConfigError(
+            f"'{out}' exists; choose another --out, or replace a file with --overwrite"
+        )
+    reading = parse_own_options(dict(pair("own", text) for text in own))
+    found, console = look_at_all(path, schema, reading), make_console()
     rows = []
     for name, look in found.looks.items():
         known = look.column.values.drop_null()

@@ -109,6 +109,10 @@ ENCODER = option(
     "pooled.  [default: federated]",
 )
 SCHEMA = "Read the column roles of your own tables from this TOML file."
+OWN = repeatable(
+    "--own KEY=VALUE",
+    "Set how to read your own data: dangling=drop, self_loops=keep, ...; repeatable.",
+)
 ALLOW = repeatable(
     "--allow WHAT",
     "Accept clients without edges (no-edge) or with only one class (single-class); repeatable.",
@@ -150,10 +154,7 @@ DIVISION = (
     ),
     option("--schema FILE", SCHEMA, PATH_TEXT),
     ENCODER,
-    repeatable(
-        "--own KEY=VALUE",
-        "Set how to read your own data: dangling=drop, self_loops=keep, ...; repeatable.",
-    ),
+    OWN,
     DATA_ROOT,
     NO_CACHE,
 )

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from atoll.core.errors import DataError
+from atoll.data.load import parse_own_options
 from atoll.data.own.columns import Column, Rows
 from atoll.data.own.describe import Look, describe, look_at
 from atoll.data.own.reader import load_own
@@ -270,6 +271,75 @@ def test_clients_that_differ(tmp_path: Path) -> None:
     assert "is not in 'b/nodes.csv'" in str(describe(tmp_path).problems)
 
 
+HEAD = "id,f,day,label\n"
+
+
+def test_problems_name_the_clients_that_have_them(tmp_path: Path) -> None:
+    first = f"{HEAD}a,1,2020-01-02,x\nb,,2020-01-03,y\n"
+    folder(tmp_path / "north", first, "source,target,paid\na,b,1\na,z,1\na,a,1\n")
+    second = f"{HEAD}c,NA,3.1.2020,x\nd,,2020-01-04,y\ne,,2020-01-04,?\n"
+    folder(tmp_path / "south", second, "source,target,paid\nc,d,1\nc,y,1\nd,y,1\n")
+    (tmp_path / "schema.toml").write_text("[columns]\nday = {kind = 'date'}\n")
+    found = describe(tmp_path).problems
+    both = "north/edges.csv, south/edges.csv"
+    expected = [
+        ("south/nodes.csv, column 'f'", "'NA' may mean that there is no value", 1),
+        ("north/nodes.csv (1), south/nodes.csv (3), column 'f'", "rows have no value; choose", 4),
+        ("south/nodes.csv, column 'day'", "'3.1.2020' do not fit kind = \"date\"", 1),
+        ("south/nodes.csv, column 'label'", "'?' reads like a missing label", 1),
+        (both, "columns 'paid' of the edges are not used", 0),
+        ("north/edges.csv (1), south/edges.csv (2)", "node that is not there, as 'z' does", 3),
+        ("north/edges.csv", "edges join a node to itself", 1),
+        ("[edges] directed", "an edge joins both ways", 0),
+    ]
+    assert len(found) == len(expected), found
+    for place, text, rows in expected:
+        assert any(p.place == place and text in p.text and p.rows == rows for p in found), place
+    for name in ("east", "west"):
+        folder(tmp_path / name, first, "source,target,paid\na,b,1\n")
+    told = "east/edges.csv, north/edges.csv, south/edges.csv and 1 more"
+    assert told in [p.place for p in describe(tmp_path).problems]
+
+
+@pytest.mark.parametrize("bad", ["north", "south"])
+def test_an_unreadable_file_of_a_client_is_one_problem(tmp_path: Path, bad: str) -> None:
+    for name in ("north", "south"):
+        folder(tmp_path / name, "key,f,label\na,1,x\nb,2,y\n", E)
+    (tmp_path / bad / "nodes.csv").write_text("key,f,label\na,1,x\nb,2\n")
+    found = [(p.place, p.text) for p in describe(tmp_path).problems]
+    good = "south" if bad == "north" else "north"
+    assert found[1:] == [
+        (
+            f"{good}/nodes.csv, column 'key'",
+            f"seems to be the id, because {good}/edges.csv names its values",
+        ),
+        ("[edges] directed", "an edge joins both ways; choose true to keep directions"),
+    ]
+    assert found[0][0] == f"{bad}/nodes.csv"
+
+
+def test_options_answer_questions(tmp_path: Path) -> None:
+    bank = ten_faults(tmp_path / "bank")
+    words = {"dangling": "drop", "duplicate_nodes": "first", "self_loops": "keep"}
+    words |= {"duplicate_edges": "sum", "directed": "true", "owner": "channel", "age.kind": "text"}
+    before, after = describe(bank), describe(bank, None, parse_own_options(words))
+    gone = {p.text.split(";")[0] for p in before.problems} - {
+        p.text.split(";")[0] for p in after.problems
+    }
+    assert gone == {
+        "edges name a node that is not there, as 'zz' does",
+        "give an id again",
+        "edges join a node to itself",
+        "edges are given again",
+        "an edge joins both ways",
+        'which column names the owner? give it role = "owner"',
+        "'NA' may mean that there is no value",
+    }
+    assert not after.looks["age"].questions
+    assert after.roles["channel"] == "owner"
+    assert 'self_loops = "keep"\nduplicate_edges = "sum"\ndirected = true' in after.toml()
+
+
 def test_types_of_parquet(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2, 3], "ok": [True, False, None], "label": ["x", "y", "x"]})
     folder(tmp_path, edges="source,target\n1,2\n").joinpath("nodes.csv").unlink()
@@ -324,6 +394,28 @@ def test_a_date_that_can_be_read_in_two_ways_is_asked_about() -> None:
 )
 def test_values_that_do_not_fit_the_schema(values: list[object], rule: Rule) -> None:
     assert look(values, rule).questions == [(f"'x' do not fit kind = \"{rule.kind}\"", 1)]
+
+
+def test_infinite_numbers_are_reported(tmp_path: Path) -> None:
+    cells = ["1", "inf", "3", "-Inf", "1e39", "4", "5"]
+    nodes = "\n".join(f"{i},{cell},{'xy'[i % 2]}" for i, cell in enumerate(cells))
+    edges = "source,target,weight\n0,1,1\n1,2,inf\n2,3,1e39\n3,4,nan\n"
+    bank = folder(tmp_path / "bank", f"id,f,label\n{nodes}\n", edges)
+    found = describe(bank)
+    told = [(p.place, p.text, p.rows) for p in found.problems]
+    wrong = "'inf', '-Inf', '1e39' are no numbers, and become missing values"
+    assert ("nodes.csv, column 'f'", wrong, 3) in told
+    weight = "a weight is a finite number, zero or more"
+    assert ("edges.csv, column 'weight'", weight, 3) in told
+    (bank / "edges.csv").write_text("source,target,weight\n0,1,1\n")
+    (bank / "schema.toml").write_text(found.toml())
+    assert load_own(bank)[1].features == ("f", "f is missing")
+    given = look(cells, Rule(kind="number", missing="mean"))
+    assert given.questions == [("'inf', '-Inf', '1e39' do not fit kind = \"number\"", 3)]
+    assert look([1.5, float("inf"), 2.5]).questions == [("'inf' do not fit kind = \"number\"", 1)]
+    number = Rule(kind="number", missing="mean")
+    assert not look([1.5, float("nan")], number).questions
+    assert not look(["1.5", "inf"], replace(number, empty=("inf",))).questions
 
 
 def test_ids_are_asked_about() -> None:

@@ -72,6 +72,18 @@ REFUSED: dict[str, Tables] = {
         "targt = 'f'",
         "section of schema.toml 'targt'; did you mean 'target'?",
     ),
+    "schema key of an option": (
+        G,
+        E,
+        "[edges]\ndangling = 'drop'",
+        "[edges] key 'dangling'; a schema has no such key: remove it, and give --own dangling=drop",
+    ),
+    "schema top key of an option": (
+        G,
+        E,
+        "duplicate_nodes = 'first'",
+        "'duplicate_nodes'; a schema has no such key: remove it, and give --own duplicate_nodes=",
+    ),
     "schema syntax": (G, E, "[nodes\n", "schema.toml' is not readable as TOML"),
 }
 

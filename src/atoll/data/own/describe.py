@@ -6,7 +6,7 @@ Each column gets a kind and questions, and a warning if it leaks the label.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pyarrow import types
 
 from atoll.core.errors import AtollError, DataError
 from atoll.data.own import columns as convert
+from atoll.data.own import schema as schemas
 from atoll.data.own.columns import MISSING, NUMBER, TRUTH, Column
 from atoll.data.own.leakage import telling
 from atoll.data.own.rules import OWN_CATEGORY, SUITS, Rule
@@ -52,10 +53,17 @@ class Description:
     problems: list[Problem] = field(default_factory=list)
     rows: int = 0
     known: Schema = field(default_factory=Schema)  # decisions so far
+    own: schemas.OwnOptions = field(default_factory=schemas.OwnOptions)
+    # Questions about edges: the end of the sentence, and the number of rows in each file.
+    shared: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
 
     def ask(self, place: str, text: str, rows: int = 0) -> None:
         """Add a problem."""
         self.problems.append(Problem(place, text, int(rows)))
+
+    def share(self, file: str, text: str, rows: int = 0, end: str = "") -> None:
+        """Add a problem of one file. Files with the same text share one problem and its end."""
+        self.shared.setdefault(text, (end, {}))[1][file] = int(rows)
 
     def toml(self) -> str:
         """Return a schema with every column. A line with `# ?` asks for a decision."""
@@ -94,8 +102,10 @@ def _lines(of: Rule | Schema, keys: Sequence[str]) -> list[str]:
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in given]
 
 
-def describe(path: Path, schema: Path | None = None) -> Description:
-    """Examine every table of a folder. A schema answers questions in advance.
+def describe(
+    path: Path, schema: Path | None = None, options: schemas.OwnOptions | None = None
+) -> Description:
+    """Examine every table of a folder. A schema and options answer questions in advance.
 
     The default is the folder's `schema.toml`, if there is one.
     """
@@ -103,22 +113,24 @@ def describe(path: Path, schema: Path | None = None) -> Description:
         raise DataError(f"'{path}' is no folder; give one with nodes.csv and edges.csv")
     own = path / "schema.toml"
     given = schema or (own if own.is_file() else None)
-    known = Schema() if given is None else read_schema(given)
-    parts, found = find_parts(path), Description({}, {}, {}, known=known)
+    parts, found = find_parts(path), Description({}, {}, {}, own=options or schemas.OwnOptions())
+    known = (Schema() if given is None else read_schema(given)).with_options(found.own)
+    found.known = known = replace(known, owner=found.own.owner or known.owner)
     tables = [_read(part.nodes, found) for part in parts]
+    readable = [part for part, table in zip(parts, tables, strict=True) if table.column_names]
     whole, starts = _together(parts, tables, found), np.cumsum([0, *map(len, tables)])
 
     def where(row: int) -> str:
         part = int(np.searchsorted(starts, row, side="right")) - 1
         return parts[part].nodes.where(row - int(starts[part]))
 
-    found.rows, name = len(whole), parts[0].nodes.name
+    found.rows, name = len(whole), _files(dict.fromkeys((part.nodes.name for part in readable), 0))
     rows = convert.Rows(name, where)
     if whole.column_names:  # if no table is readable, one problem is enough
         _find_roles(whole, known, found, name)
-        _find_owner(parts, whole.column_names, known, found)
+        _find_owner(parts, whole.column_names, found, name)
         if "id" not in found.roles.values():
-            _find_id(parts[0].edges, whole, known, found, name)
+            _find_id(readable, whole, known, found, name)
     for column in whole.column_names:
         rule, role = known.columns.get(column, Rule()), found.roles.get(column)
         one = Column(whole[column], column, rows)
@@ -135,12 +147,28 @@ def describe(path: Path, schema: Path | None = None) -> Description:
         if tried and (told := telling(look.column, look.rule, y)):
             look.ask(f'{told}; if it is not known before the label, role = "ignore"', 0)
         for text, count in look.questions:
-            found.ask(f"{name}, column '{column}'", text, count)
+            hits = look.hits.get(text)
+            masks = [None] * len(parts) if hits is None else np.split(hits, starts[1:-1])
+            having = {
+                part.nodes.name: 0 if mask is None else int(mask.sum())
+                for part, table, mask in zip(parts, tables, masks, strict=True)
+                if (column in table.column_names if mask is None else mask.any())
+            }
+            found.ask(f"{_files(having)}, column '{column}'", text, count)
     for part, table in zip(parts, tables, strict=True):
         _edges(part, _ids(part, table, found), known, found)
+    for text, (end, files) in found.shared.items():
+        found.ask(_files(files), text + end, sum(files.values()))
     if known.directed is None:
         found.ask(DIRECTED, "an edge joins both ways; choose true to keep directions")
     return found
+
+
+def _files(rows: Mapping[str, int]) -> str:
+    """Return the names of files, each with its number of rows if there are several."""
+    names = [f"{name} ({n})" if n and len(rows) > 1 else name for name, n in rows.items()]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _read(file: TableFile, found: Description) -> pa.Table:
@@ -167,7 +195,7 @@ def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> 
         for part, table, has in zip(parts, tables, having, strict=True):
             if has:
                 chunks += table[name].cast(kind).chunks
-            else:
+            elif table.column_names:  # an unreadable table is a problem already
                 lacking.append(part.nodes.name)
                 rows += len(table)
                 chunks.append(pa.nulls(len(table), kind))
@@ -181,13 +209,15 @@ def _together(parts: list[Part], tables: list[pa.Table], found: Description) -> 
 
 
 def _find_id(
-    edges: TableFile, nodes: pa.Table, known: Schema, found: Description, file: str
+    parts: list[Part], nodes: pa.Table, known: Schema, found: Description, file: str
 ) -> None:
     """Take as id the column whose values most edges name, and ask about it.
 
     If no column is named by more than half of the edges, ask for one.
     """
-    table, best = _read(edges, Description({}, {}, {})), ("", 0.5)
+    every = ((part.edges, _read(part.edges, Description({}, {}, {}))) for part in parts)
+    nothing, best = (parts[0].edges, pa.table({})), ("", 0.5)
+    edges, table = next((pair for pair in every if pair[1].column_names), nothing)
     usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])
     ends = known.source or next(usual, None)
     if ends in table.column_names and len(table):
@@ -234,9 +264,9 @@ def _find_roles(nodes: pa.Table, known: Schema, found: Description, file: str) -
             found.ask(file, f"the schema names the column '{name}', which is not there")
 
 
-def _find_owner(parts: list[Part], names: Sequence[str], known: Schema, found: Description) -> None:
+def _find_owner(parts: list[Part], names: Sequence[str], found: Description, file: str) -> None:
     """Assign the owner by the schema or by convention. Other owner columns are not features."""
-    file, free = parts[0].nodes.name, [name for name in names if name not in found.roles]
+    known, free = found.known, [name for name in names if name not in found.roles]
     usual = [n for n in free if n.lower() in OWNERS and n != known.owner]
     owners = [*(name for name in names if name == known.owner), *usual]
     found.roles |= dict.fromkeys(owners[1:], "ignore") | dict.fromkeys(owners[:1], "owner")
@@ -258,9 +288,9 @@ def _labels(found: Description, file: str) -> np.ndarray:
     texts = convert.cleaned(look.column, look.rule).values.cast(pa.large_string())
     distinct = convert.sorted_values(texts)
     if marks := [value for value in distinct.to_pylist() if value.lower() in MISSING]:
-        rows = pc.sum(pc.is_in(texts, value_set=pa.array(marks, texts.type))).as_py()
+        hits = np.asarray(pc.is_in(texts, value_set=pa.array(marks, texts.type)))
         look.rule = replace(look.rule, empty=(*look.rule.empty, *marks))
-        look.ask(f"{quoted_list(marks)} reads like a missing label", rows)
+        look.ask(f"{quoted_list(marks)} reads like a missing label", int(hits.sum()), hits)
     fractions = pc.match_substring_regex(distinct, r"^-?\d+\.\d*[1-9]\d*$")
     if pc.any(fractions).as_py():
         found.ask(place, "holds fractions, but a label is a class (text or a whole number)")
@@ -278,7 +308,7 @@ def _ids(part: Part, table: pa.Table, found: Description) -> pa.ChunkedArray | N
     if ids.null_count:
         found.ask(place, "rows have no id", ids.null_count)
     known = ids.drop_null()
-    if again := len(known) - len(pc.unique(known)):
+    if found.own.duplicate_nodes == "error" and (again := len(known) - len(pc.unique(known))):
         found.ask(place, "give an id again; --own duplicate_nodes=first keeps the first", again)
     return pc.unique(known)
 
@@ -295,14 +325,13 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
         elif role != "weight" and table.column_names:
             some = f"columns {quoted_list(hits)} could be" if hits else "no column is"
             given = f" (columns: {quoted_list(table.column_names)})"
-            found.ask(file, f'{some} the {role}; name one with [edges] {role} = "..."{given}')
+            found.share(file, f'{some} the {role}; name one with [edges] {role} = "..."{given}')
     found.edges = found.edges or names
     if rest := [name for name in table.column_names if name not in names.values()]:
-        found.ask(file, f"columns {quoted_list(rest)} of the edges are not used")
+        found.share(file, f"columns {quoted_list(rest)} of the edges are not used")
     if "weight" in names:
-        weight = table[names["weight"]].cast(pa.large_string())
-        right = pc.match_substring_regex(weight, NUMBER.replace("[-+]?", "[+]?", 1))
-        if wrong := len(right) - (pc.sum(right).as_py() or 0):  # counts missing weights, too
+        weight = _float32(table[names["weight"]].cast(pa.large_string()))
+        if wrong := int((~(np.isfinite(weight) & (weight >= 0))).sum()):  # missing weights, too
             place = f"{file}, column '{names['weight']}'"
             found.ask(place, "a weight is a finite number, zero or more", wrong)
     if ids is None or "source" not in names or "target" not in names:
@@ -312,22 +341,30 @@ def _edges(part: Part, ids: pa.Array | None, known: Schema, found: Description) 
     if empty := sum(end.null_count for end in given):
         found.ask(file, "an end of an edge has no value", empty)
     lost = (ends[0] < 0) | (ends[1] < 0)
-    if gone := int(lost.sum()) - empty:
+    if (gone := int(lost.sum()) - empty) and found.own.dangling == "error":
         first = convert.first(lost)
         name = names["source" if ends[0][first] < 0 else "target"]
-        told = f"edges name a node that is not there, as {quoted(table[name][first].as_py())} does"
-        found.ask(file, f"{told}; --own dangling=drop drops them", gone)
+        end = f", as {quoted(table[name][first].as_py())} does; --own dangling=drop drops them"
+        found.share(file, "edges name a node that is not there", gone, end)
     loops = int(((ends[0] == ends[1]) & ~lost).sum())
     if loops and known.self_loops in (None, "error"):
         told = "they are dropped unless you choose another self_loops under [edges]"
         told = told if known.self_loops is None else 'and self_loops = "error"'
-        found.ask(file, f"edges join a node to itself; {told}", loops)
+        found.share(file, f"edges join a node to itself; {told}", loops)
     keys = ends[0][~lost].astype(np.int64) * len(ids) + ends[1][~lost]
     again = keys.size - np.unique(keys).size
     if again and known.duplicate_edges in (None, "error"):
         told = 'the first stays, or choose duplicate_edges = "sum" under [edges]'
         told = told if known.duplicate_edges is None else 'and duplicate_edges = "error"'
-        found.ask(file, f"edges are given again; {told}", again)
+        found.share(file, f"edges are given again; {told}", again)
+
+
+def _float32(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Return numbers as float32: infinite beyond its range, and NaN if not a number."""
+    if convert.is_text(values.type):
+        values = pc.if_else(pc.match_substring_regex(values, NUMBER), values, None)
+    with np.errstate(over="ignore"):
+        return np.asarray(values.cast(pa.float64(), safe=False)).astype(np.float32)
 
 
 @dataclass
@@ -337,6 +374,7 @@ class Look:
     column: Column
     rule: Rule
     questions: list[tuple[str, int]] = field(default_factory=list)
+    hits: dict[str, np.ndarray] = field(default_factory=dict)  # affected rows, if not the column
 
     def complete(self, known: Schema) -> Rule:
         """Return the rule with every choice named, and all values of a category."""
@@ -346,9 +384,12 @@ class Look:
             rule = replace(rule, values=tuple(convert.sorted_values(texts).to_pylist()))
         return rule if kind == "text" else rule.settled(kind, known.scale, known.missing)
 
-    def ask(self, question: str, rows: int) -> None:
-        """Add a question about a number of rows."""
+    def ask(self, question: str, rows: int, hits: pa.Array | np.ndarray | None = None) -> None:
+        """Add a question about a number of rows: those with these values, or a mask of rows."""
         self.questions.append((question, rows))
+        if hits is not None and not isinstance(hits, np.ndarray):
+            hits = np.asarray(pc.is_in(self.column.values.cast(hits.type), value_set=hits))
+        self.hits |= {} if hits is None else {question: hits}
 
 
 def look_at(column: Column, wish: Rule) -> Look:
@@ -378,6 +419,7 @@ def _guess(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
         look.ask('dates become days; choose other parts, or kind = "text" to ignore them', 0)
     elif convert.is_number(kind):
         look.rule = replace(wish, kind="number")
+        _check(look, texts, rows)
         _identity(look, texts)
     else:
         _guess_text(look, texts.cast(pa.large_string()), rows)
@@ -387,7 +429,7 @@ def _guess_text(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     lower, wish = pc.utf8_lower(texts), look.rule
     marks = np.asarray(pc.is_in(lower, value_set=pa.array(sorted(MISSING), lower.type)))
     real, count = texts.filter(pa.array(~marks)), rows[~marks]
-    number = np.asarray(pc.match_substring_regex(real, NUMBER))
+    number = np.asarray(pc.match_substring_regex(real, NUMBER)) & ~np.isinf(_float32(real))
     comma = np.asarray(pc.match_substring_regex(real, COMMA))
     shares = [float(count[hits].sum() / max(count.sum(), 1)) for hits in (number, comma)]
     form = next((f for f in FORMS if _parses(real, f)), None)
@@ -400,14 +442,14 @@ def _guess_text(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
         look.ask(f'{ways}; they become days, or choose kind = "text" to ignore them', 0)
     elif shares[1] == 1 and shares[0] < 1:
         look.rule = replace(wish, kind="number", decimal=",")
-        example = quoted(real[int(np.argmin(number))].as_py())
-        look.ask(f"{example} seems to be a number with a decimal comma", int(count[~number].sum()))
+        told = f"{quoted(real[int(np.argmin(number))].as_py())} seems to be a number with a decimal"
+        look.ask(f"{told} comma", int(count[~number].sum()), real.filter(pa.array(~number)))
     elif shares[0] >= 0.5:
-        wrong = real.filter(pa.array(~number)).to_pylist()
-        look.rule = replace(wish, kind="number", empty=(*wish.empty, *wrong[:MOST]))
-        if wrong:
-            told = f"{quoted_list(wrong, 3)} are no numbers, and become missing values"
-            look.ask(told, int(count[~number].sum()))
+        wrong = real.filter(pa.array(~number))
+        look.rule = replace(wish, kind="number", empty=(*wish.empty, *wrong.to_pylist()[:MOST]))
+        if len(wrong):
+            told = f"{quoted_list(wrong.to_pylist(), 3)} are no numbers, and become missing values"
+            look.ask(told, int(count[~number].sum()), wrong)
         _identity(look, real)
     elif len(real) > MOST:
         look.rule = replace(wish, kind="text")
@@ -417,8 +459,9 @@ def _guess_text(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     else:
         look.rule = replace(wish, kind="category")
     if marks.any():
-        named = texts.filter(pa.array(marks)).to_pylist()
-        look.ask(f"{quoted_list(named)} may mean that there is no value", int(rows[marks].sum()))
+        gaps = texts.filter(pa.array(marks))
+        told = f"{quoted_list(named := gaps.to_pylist())} may mean that there is no value"
+        look.ask(told, int(rows[marks].sum()), gaps)
         if look.rule.kind != "category":  # in a category it may be a value, such as Namibia
             look.rule = replace(look.rule, empty=(*look.rule.empty, *named))
 
@@ -450,9 +493,10 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     if kind == "category" and look.rule.values and look.rule.other is None:
         bad = ~np.isin(texts.cast(pa.string()).to_pylist(), look.rule.values)
     elif kind == "number" and convert.is_text(texts.type):
-        bad = ~np.asarray(pc.match_substring_regex(texts, NUMBER))
-        bad |= np.isin(pc.utf8_lower(texts).to_pylist(), list(MISSING))  # a number that is nan
+        bad = ~np.isfinite(_float32(texts))  # no number, infinite or nan
         bad &= ~np.isin(texts.to_pylist(), look.rule.empty)
+    elif kind == "number" and convert.is_number(texts.type):
+        bad = np.isinf(_float32(texts))
     elif kind == "date" and convert.is_text(texts.type):
         form = look.rule.format or FORMS[0]
         bad = np.asarray(pc.strptime(texts, format=form, unit="s", error_is_null=True).is_null())
@@ -460,8 +504,9 @@ def _check(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
         lower = pc.utf8_lower(texts.cast(pa.large_string()))
         bad = ~np.asarray(pc.is_in(lower, value_set=pa.array(list(TRUTH), lower.type)))
     if bad.any():
-        wrong = quoted_list(texts.filter(pa.array(bad)).to_pylist(), 3)
-        look.ask(f'{wrong} do not fit kind = "{kind}"', int(rows[bad].sum()))
+        wrong = texts.filter(pa.array(bad))
+        told = f'{quoted_list(wrong.to_pylist(), 3)} do not fit kind = "{kind}"'
+        look.ask(told, int(rows[bad].sum()), wrong)
 
 
 def _open(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
@@ -481,7 +526,8 @@ def _open(look: Look, texts: pa.Array, rows: np.ndarray) -> None:
     look.rule = replace(rule, values=tuple(kept), other=other)
     many = "a value" if seldom.sum() == 1 else f"{seldom.sum()} values"
     told = f'{many} in fewer than {RARE} rows, and new values, count as "{other}"'
-    look.ask(f"{told}; list more values to keep them", int(rows[seldom].sum()))
+    hits = texts.filter(pa.array(seldom))
+    look.ask(f"{told}; list more values to keep them", int(rows[seldom].sum()), hits)
 
 
 def _gaps(look: Look) -> None:
@@ -489,11 +535,9 @@ def _gaps(look: Look) -> None:
     if look.rule.kind == "text" or look.rule.missing not in (None, "refuse"):
         return
     values = convert.cleaned(look.column, look.rule).values
-    gaps = values.null_count
-    if types.is_floating(values.type):
-        gaps += pc.sum(pc.is_nan(values)).as_py() or 0
-    if gaps and look.rule.missing is None:
+    hits = np.asarray(values.is_null(nan_is_null=types.is_floating(values.type)))
+    if (gaps := int(hits.sum())) and look.rule.missing is None:
         look.rule = replace(look.rule, missing=OWN_CATEGORY)
-        look.ask("rows have no value; choose missing", gaps)
+        look.ask("rows have no value; choose missing", gaps, hits)
     elif gaps:
-        look.ask('rows have no value, and missing = "refuse"', gaps)
+        look.ask('rows have no value, and missing = "refuse"', gaps, hits)

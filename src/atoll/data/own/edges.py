@@ -15,6 +15,7 @@ from atoll.data.own.tables import Part
 
 Weighted = tuple[np.ndarray, np.ndarray | None]
 """Edges, as keys or as pairs, and their weights or None."""
+JOIN = "join the training graph with --joined if it has them"
 NO_VALUE = -2  # marks an empty end, until all rows are counted
 
 
@@ -40,11 +41,7 @@ def no_dangling(ends: Ends, n: int, sentence: Callable[[int], str], loading: Loa
     if loading.options.dangling == "error":
         advice = "add the nodes, or drop such edges with --own dangling=drop"
         if loading.joined is not None:
-            more = "remove these edges"
-            more = (
-                more if loading.joined else "join the training graph with --joined if it has them"
-            )
-            advice = f"add the nodes, or {more}"
+            advice = f"add the nodes, or {'remove these edges' if loading.joined else JOIN}"
         raise DataError(f"{sentence(first(~good))} ({missing} such edges in all); {advice}")
     loading.report.dangling_edges += missing
     return ends.only(good)

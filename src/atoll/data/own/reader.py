@@ -23,7 +23,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.data.own import columns
 from atoll.data.own import schema as schemas
 from atoll.data.own.columns import Column, Rows
-from atoll.data.own.edges import Ends, check_weights, clean_edges, no_dangling, read_edges
+from atoll.data.own.edges import JOIN, Ends, check_weights, clean_edges, no_dangling, read_edges
 from atoll.data.own.encoder import Encoder, Nodes, encode_nodes
 from atoll.data.own.schema import OWNERS, Loading, OwnOptions, OwnReport, Schema
 from atoll.data.own.tables import Part, find_parts, read_nodes
@@ -322,7 +322,11 @@ def load_new(
     if old is not None:
         ids, places = _with_old(parts, ids, old, client)
         size += old.num_nodes
-    edges, weight = clean_edges(read_edges(parts, ids, loading, places), size, loading)
+    ends = read_edges(parts, ids, loading, places)
+    if dropped := loading.report.dangling_edges:
+        hint = "" if joined else f"; {JOIN}"
+        loading.report.note(f"{dropped} edges to missing nodes were dropped{hint}")
+    edges, weight = clean_edges(ends, size, loading)
     new = Source(name, nodes.x, edges, nodes.y, classes, weight, None, nodes.columns)
     new = replace(new, class_names=encoder.classes, encoder=encoder, settled=True)
     return (new if old is None else _joined(old, new)).checked(), loading.report

@@ -224,11 +224,11 @@ def read_schema(path: Path) -> Schema:
     if not isinstance(columns, dict):
         raise ConfigError(f"{path.name}: write a section [columns.NAME] for each column")
     for section, entries in raw.items():
-        check_name(f"section of {path.name}", section, [*_KEYS, "columns", *_TOP])
+        _check_key(f"section of {path.name}", section, [*_KEYS, "columns", *_TOP])
         if not isinstance(entries, dict):
             raise ConfigError(f"{path.name}: write [{section}] as a section, not as a value")
         for key, value in entries.items():
-            check_name(f"{path.name} [{section}] key", key, _KEYS[section])
+            _check_key(f"{path.name} [{section}] key", key, _KEYS[section])
             values[key] = _checked(value, _KEYS[section][key], f"{path.name} [{section}] {key}")
     values["task"] = top.get("task")
     if "target" in top and values.setdefault("label", top["target"]) != top["target"]:
@@ -247,6 +247,14 @@ def read_schema(path: Path) -> Schema:
             given = f"{schema.file} gives task = '{schema.task}', but {tables}"
             raise ConfigError(f'{given}; write task = "node", or remove it')
     return schema._with_roles()
+
+
+def _check_key(kind: str, key: str, allowed: Iterable[str]) -> None:
+    """Refuse an unknown key. The error for an option of `--own` names it."""
+    if key in ("dangling", "duplicate_nodes"):
+        advice = f"remove it, and give --own {key}={_CHOICES[key][-1]} with the command"
+        raise ConfigError(f"unknown {kind} '{key}'; a schema has no such key: {advice}")
+    check_name(kind, key, allowed)
 
 
 def _checked(value: object, kind: str, where: str) -> str | bool | tuple[str, ...]:

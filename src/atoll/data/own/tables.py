@@ -295,7 +295,7 @@ def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.nda
     row, number = convert.first(again), int(again.sum())
     if loading.options.duplicate_nodes == "error":
         problem = f"gives the id {quoted(ids[row].as_py())} again ({number} such rows in all)"
-        choose = ", or choose duplicate_nodes = first" if loading.joined is None else ""
+        choose = ", or give --own duplicate_nodes=first" if loading.joined is None else ""
         advice = f"an id names one node: remove one of the rows{choose}"
         raise DataError(f"{column.rows.where(row)} {problem}; {advice}")
     loading.report.note(f"{column.rows.name}: {number} rows with an id given before were dropped")
