@@ -224,7 +224,8 @@ class Run:
     def start(self) -> None:
         """Create the server's first tree."""
         method, start = self.experiment.method, self.experiment.start
-        self.server = method.init(self.simulation.clients(-1))
+        first = method.init(self.simulation.clients(-1))
+        self.server = returned(method, "init", first)
         if start is not None:
             self.server = with_models(method, self.server, start[0](), start[1])
 
@@ -283,7 +284,7 @@ class Run:
         method = method or self.experiment.method
         evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)
-        server = method.round(server, chosen)
+        server = returned(method, "round", method.round(server, chosen))
         with self.clock.stage("scoring") if everyone.tape is None else nullcontext():
             deployed = everyone.map(evaluator.score, method.deploy(server))
             local = _score_local(method, chosen, evaluator)
@@ -363,6 +364,15 @@ class Run:
         self.history.restore(tree)
         if self.keeper is not None:
             self.keeper.restore(self.history, tree.get("selected"))
+
+
+def returned(method: Method, hook: str, server: Tree) -> Tree:
+    """Return the server's tree from `init` or `round`. Refuse None: a `return` is missing."""
+    if server is None:
+        name = type(method.base if isinstance(method, Noised) else method).__name__
+        state = "first state" if hook == "init" else "next state"
+        raise ConfigError(f"{hook} of {name} returned None; return the server's {state}")
+    return server
 
 
 def stage_of(replay: Replay[Outcome], kinds: Sequence[bool]) -> str:
