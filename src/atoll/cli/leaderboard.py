@@ -11,7 +11,7 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
-from atoll.core.errors import check_name
+from atoll.core.errors import ConfigError, check_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     """
     from atoll.present.tables import check_file
     from atoll.studies.compare.plan import plain_arm, split_names
-    from atoll.studies.leaderboard.leagues import Wanted, chosen_rows, plan_league
+    from atoll.studies.leaderboard.leagues import RUN_FIRST, Wanted, chosen_rows, plan_league
     from atoll.studies.leaderboard.rows import read_rows
 
     how = common.pop(given, "minutes", "out", "jobs", "quiet")
@@ -83,6 +83,8 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     leagues, rows = split_names(league), read_rows(path)
     console, failed = common.make_console(), list[str]()
     if how["minutes"] == 0 and not dry_run:  # only rank, which needs no data
+        if not path.exists():
+            raise ConfigError(f"the CSV file '{path}' does not exist; {RUN_FIRST}")
         found = chosen_rows(list(rows.values()), leagues, wanted)
         names = {row.method for row in found}
         known = f"{len(found)} of {len(rows)} rows of {path} are ranked"
