@@ -24,7 +24,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.files import side_by_side
 from atoll.core.message import ToEach
-from atoll.core.method import Method, task_of
+from atoll.core.method import Method, Net, task_of
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.base import EngineFactory, Recordable
@@ -408,3 +408,18 @@ def check_task(method: Method, federation: Federation) -> None:
     if task_of(method.net) != task:
         net, known = type(method.net).__name__, f"{task_of(method.net)}s"
         raise ConfigError(f"network {net} classifies {known}, but {have}; choose another network")
+    if here:
+        check_sizes(method.net, federation)
+
+
+def check_sizes(net: Net, federation: Federation) -> None:
+    """Refuse a network for other features than the data have, or for too few classes.
+
+    More classes are valid for nodes. Each graph of a set masks the classes that its set lacks.
+    """
+    features, classes = federation.features, federation.classes
+    exact = federation.task.many_graphs and net.classes != classes
+    if net.features != features or net.classes < classes or exact:
+        has = f"the network has {net.features} features and {net.classes} classes"
+        hint = "build it from federation.features and federation.classes"
+        raise ConfigError(f"{has}, but the data have {features} and {classes}; {hint}")
