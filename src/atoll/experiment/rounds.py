@@ -24,7 +24,7 @@ from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
 from atoll.core.files import side_by_side
 from atoll.core.message import ToEach
-from atoll.core.method import Method, Net, task_of
+from atoll.core.method import Method, task_of
 from atoll.core.task import ROLES, Scores
 from atoll.core.tree import Tree, take, tree_map
 from atoll.engines.base import EngineFactory, Recordable
@@ -224,8 +224,7 @@ class Run:
     def start(self) -> None:
         """Create the server's first tree."""
         method, start = self.experiment.method, self.experiment.start
-        first = method.init(self.simulation.clients(-1))
-        self.server = returned(method, "init", first)
+        self.server = returned(method, "init", method.init(self.simulation.clients(-1)))
         if start is not None:
             self.server = with_models(method, self.server, start[0](), start[1])
 
@@ -370,8 +369,8 @@ def returned(method: Method, hook: str, server: Tree) -> Tree:
     """Return the server's tree from `init` or `round`. Refuse None: a `return` is missing."""
     if server is None:
         name = type(method.base if isinstance(method, Noised) else method).__name__
-        state = "first state" if hook == "init" else "next state"
-        raise ConfigError(f"{hook} of {name} returned None; return the server's {state}")
+        when = "first" if hook == "init" else "next"
+        raise ConfigError(f"{hook} of {name} returned None; return the server's {when} state")
     return server
 
 
@@ -408,18 +407,10 @@ def check_task(method: Method, federation: Federation) -> None:
     if task_of(method.net) != task:
         net, known = type(method.net).__name__, f"{task_of(method.net)}s"
         raise ConfigError(f"network {net} classifies {known}, but {have}; choose another network")
-    if here:
-        check_sizes(method.net, federation)
-
-
-def check_sizes(net: Net, federation: Federation) -> None:
-    """Refuse a network for other features than the data have, or for too few classes.
-
-    More classes are valid for nodes. Each graph of a set masks the classes that its set lacks.
-    """
-    features, classes = federation.features, federation.classes
-    exact = federation.task.many_graphs and net.classes != classes
-    if net.features != features or net.classes < classes or exact:
-        has = f"the network has {net.features} features and {net.classes} classes"
+    features, classes, shape = federation.features, federation.classes, method.net
+    # More classes are valid for nodes. Each graph of a set masks the classes that its set lacks.
+    exact = federation.task.many_graphs and shape.classes != classes
+    if here and (shape.features != features or shape.classes < classes or exact):
+        has = f"the network has {shape.features} features and {shape.classes} classes"
         hint = "build it from federation.features and federation.classes"
         raise ConfigError(f"{has}, but the data have {features} and {classes}; {hint}")

@@ -225,8 +225,7 @@ def check_steps(case: Case) -> None:
     with _explained(method, "wire"):
         server = returned(method, "init", method.init(simulation.clients(-1)))
         for number in range(case.rounds):
-            after = method.round(server, simulation.clients(number))
-            server = returned(method, "round", after)
+            server = returned(method, "round", method.round(server, simulation.clients(number)))
     if "train" not in watcher.seen:
         raise ContractBroken(f"{type(method).__name__} never maps a step called 'train'")
 

@@ -45,7 +45,7 @@ def test_a_run_continues_without_sites_that_it_has_and_that_the_quorum_can_spare
     assert continue_without(less, names(None)) == less
     with pytest.raises(ConfigError, match="the run has no site 'x'; it has: a, b, c"):
         continue_without(order, ("x",))
-    with pytest.raises(ConfigError, match="1 sites remain, but the quorum is 2"):
+    with pytest.raises(ConfigError, match="1 site remains, but the quorum is 2"):
         continue_without(less, ("c",))
 
 

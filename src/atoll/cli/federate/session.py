@@ -18,7 +18,7 @@ import click
 from atoll.cli import options
 from atoll.cli.common import fresh_folder
 from atoll.cli.options import PATH, Strings, option
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, counted
 from atoll.deploy import kits
 from atoll.deploy.kits import AboutKit, about_kit, check_certificates, need_nvflare
 
@@ -120,7 +120,8 @@ def continue_without(order: Order, sites: Strings) -> Order:
     left = len(order.sites) - len(without)
     if left < order.quorum:
         hint = "start a new run with them"
-        raise ConfigError(f"{left} sites remain, but the quorum is {order.quorum}; {hint}")
+        remain = counted(left, "site remains", "sites remain")
+        raise ConfigError(f"{remain}, but the quorum is {order.quorum}; {hint}")
     return replace(order, without=without)
 
 

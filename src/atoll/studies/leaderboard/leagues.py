@@ -163,8 +163,8 @@ def chosen_rows(rows: Sequence[Row], leagues: Sequence[str], wanted: Wanted) -> 
     for name in leagues:
         check_name("league", name, read_leagues().leagues)
     if not (found := [row for row in rows if row.league in leagues]):
-        wished = " or ".join(leagues)
-        raise ConfigError(f"the CSV file has no row of the league {wished}; {RUN_FIRST}")
+        problem = f"the CSV file has no row of the league {' or '.join(leagues)}"
+        raise ConfigError(f"{problem}; {RUN_FIRST}")
     methods = named_arms(wanted.methods) if wanted.methods else ()
     choices = {"data": wanted.data, "partition": wanted.partitions, "method": methods}
     for column, names in choices.items():

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -181,8 +180,7 @@ def _example_of(kind: object) -> str:
     """Return an example of the values in `--search` for a field's type, or "" if it takes none."""
     if get_origin(kind) is Literal:
         return ",".join(map(str, get_args(kind)))
-    union = get_origin(kind) in (Union, UnionType)
-    if {int, float}.intersection(get_args(kind) if union else [kind]):
+    if kind in (int, float, int | None, float | None):
         return "LOW..HIGH"
     named: dict[object, str] = {bool: "true,false", str: "A,B", Rule: ",".join(RULES)}
     return named.get(kind, "")
