@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import atoll
@@ -58,6 +60,31 @@ def test_a_federation_is_divided_once(tmp_path) -> None:
     assert repr(again) == repr(made)
     with pytest.raises(ConfigError, match="is already a divided federation"):
         atoll.partition(again)
+
+
+@pytest.mark.parametrize("recipe", [None, "louvain"])
+@pytest.mark.parametrize("clients", [0, -1])
+def test_a_number_of_clients_below_one_is_refused(recipe: str | None, clients: int) -> None:
+    source = atoll.load("lagoon:nodes=200")
+    with pytest.raises(
+        ConfigError, match=f"^clients is {clients}; give a whole number of at least"
+    ):
+        atoll.partition(source, recipe, clients=clients)
+
+
+CALLS = (atoll.run, atoll.tune, partial(atoll.compare, against="fedavg"))
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["run", "tune", "compare"])
+def test_data_that_are_no_data_and_an_empty_folder_are_refused(call, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^data cannot be None; give a name or path as text, or"):
+        call("fedavg", None)
+    with pytest.raises(ConfigError, match=r"of type \w*Path; give a name or path as text"):
+        call("fedavg", tmp_path)
+    with pytest.raises(ConfigError, match=r"^out is empty; give a path$"):
+        call("fedavg", "lagoon", out="", rounds=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_result_draws_itself() -> None:

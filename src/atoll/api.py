@@ -172,6 +172,8 @@ def partition(
     """
     if isinstance(source, Federation):
         raise ConfigError(f"'{source.name}' is already a divided federation; use it unchanged")
+    if isinstance(clients, int) and clients < 1:
+        raise ConfigError(f"clients is {clients}; give a whole number of at least 1")
     ready = source.prepared()
     if isinstance(ready, Source):
         column = owner_column(ready, ready.name)

@@ -194,7 +194,7 @@ def test_tables_are_described_and_a_schema_is_written(cli, tmp_path: Path) -> No
     assert "3 nodes; 3 things to decide or to repair" in found
     assert "Name the label" not in found
     assert "1. nodes.csv: which column names the owner?" in found
-    assert "2. nodes.csv, column 'age': rows have no value; choose missing (1 rows)" in found
+    assert "2. nodes.csv, column 'age': rows have no value; choose missing (1 row)" in found
     assert "3. [edges] directed: an edge joins both ways" in found
     assert 'missing = "own category"' in (tmp_path / "s.toml").read_text()
     assert "'s.toml' exists" in cli("data", "describe", "g", "--out", "s.toml", code=2).stderr

@@ -52,10 +52,12 @@ def test_ranking_needs_only_the_rows(cli) -> None:
         *RANK, "--data", "Cora,pubmed", "--methods", "reef,fedavg", "--partitions", "louvain-10"
     )
     assert one.stderr.startswith("4 of ")
+    Path("empty.csv").write_text(Path(ROWS).read_text().splitlines(keepends=True)[0])
     for wrong, problem in (
         (("--methods", "reff"), "unknown method in the CSV file 'reff'; did you mean 'reef'?"),
         (("--against", "fedavgg"), "unknown method to test against 'fedavgg'"),
-        (("--csv", "none.csv"), "the CSV file has no row of the league defaults; run it first"),
+        (("--csv", "none.csv"), "the CSV file 'none.csv' does not exist; run the league first"),
+        (("--csv", "empty.csv"), "the CSV file has no row of the league defaults; run the league"),
     ):
         assert problem in cli(*RANK, *wrong, code=2).stderr
 

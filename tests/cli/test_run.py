@@ -200,7 +200,7 @@ def test_a_folder_per_client_is_divided_by_its_clients(cli, folders: Path) -> No
     options = ("--own", "dangling=drop", "--rounds", 2, "--json")
     first = cli("run", "--data", "mine", *options, "--out", "a")
     assert (summary(first)["clients"], summary(first)["partition"]) == (3, "column:client")
-    assert "1 edges to missing nodes were dropped" in first.stderr
+    assert "1 edge to missing nodes was dropped" in first.stderr
     again = cli("run", "--config", "a/config.toml", "--out", "b", "--json", "--quiet")
     assert summary(again)["metrics"] == summary(first)["metrics"]
     resumed = cli("run", "--resume", "a", "--json", "--quiet")

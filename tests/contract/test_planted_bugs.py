@@ -415,7 +415,7 @@ class NoiseByTheNodesPlace(FedAvg):
 # Partial participation
 
 
-@bug(r"fails on engine serial: RuntimeError: .*shapes cannot be multiplied")
+@bug(r"engine serial: RuntimeError in test_planted_bugs.py line .*shapes cannot be multiplied")
 @dataclass(frozen=True)
 class WeightsForClientsThatAreNotThere(FedAvg):
     def round(self, server: Tree, clients: Clients) -> Tree:

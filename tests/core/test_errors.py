@@ -13,6 +13,7 @@ from atoll.core.errors import (
     DataError,
     StepError,
     WireError,
+    counted,
     unknown,
 )
 
@@ -64,3 +65,10 @@ def test_a_step_error_travels_between_processes():
     error = pickle.loads(pickle.dumps(StepError(3, "train", 12, "loss is nan")))
     assert str(error) == "client 3, step train, round 12: loss is nan"
     assert (error.client, error.step, error.round) == (3, "train", 12)
+
+
+def test_a_count_of_one_is_singular() -> None:
+    assert counted(1, "edge") == "1 edge"
+    assert counted(0, "class") == "0 classes"
+    assert counted(1, "site remains", "sites remain") == "1 site remains"
+    assert counted(2, "site remains", "sites remain") == "2 sites remain"

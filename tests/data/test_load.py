@@ -34,7 +34,7 @@ def test_lagoon_takes_its_owners_and_seed() -> None:
 def test_own_data_by_path_with_options_and_notes(graph_folder: Path) -> None:
     source, notes = load(str(graph_folder), own={"dangling": "drop"})
     assert source.num_nodes == 3
-    assert any("1 edges to missing nodes were dropped" in note for note in notes)
+    assert any("1 edge to missing nodes was dropped" in note for note in notes)
     with pytest.raises(AtollError, match="missing"):
         load(str(graph_folder))
 

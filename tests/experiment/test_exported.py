@@ -73,7 +73,7 @@ def test_edges_between_owners_are_left_out(tmp_path, capsys):
     _, _, edges, weight = read_graph(*files, known | {"owner": "shop"})
     assert edges.tolist() == [[0, 1], [1, 0]]
     assert weight.tolist() == [2, 2]
-    assert capsys.readouterr().err == "note: 1 edges between owners were removed\n"
+    assert capsys.readouterr().err == "note: 1 edge between owners was removed\n"
     assert read_graph(*files, known | {"owner": "bank"})[2].shape[1] == 4
     assert capsys.readouterr().err == ""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from atoll.core.batching import WHOLE, Graphs
+from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.data.archive import load_federation, save_federation
 from atoll.data.divide import federate
@@ -51,6 +52,25 @@ def test_a_client_with_an_empty_test_set_is_left_out_of_every_mean(engine):
                 np.testing.assert_allclose(mean, kept)
     # Its validation nodes still count.
     assert not np.isnan(run.history.array("deployed", "accuracy", "val")).any()
+
+
+@pytest.mark.parametrize("make", [small_federation, small_graph_federation])
+def test_a_network_of_another_shape_is_refused_before_training(make) -> None:
+    federation = make()
+    net = GraphGIN if federation.task.many_graphs else GCN
+    for features, classes in ((FEATURES - 1, CLASSES), (FEATURES + 1, CLASSES), (FEATURES, 2)):
+        problem = (
+            f"the network has {features} features and {classes} classes, but the data have "
+            f"{FEATURES} and {CLASSES}; build it from federation.features and federation.classes"
+        )
+        with pytest.raises(ConfigError, match=f"^{problem}$"):
+            Experiment(FedAvg(net(features, classes)), federation).begin()
+    more = Experiment(FedAvg(net(FEATURES, CLASSES + 2), epochs=1), federation, rounds=1)
+    if net is GCN:  # some classes may be absent
+        assert more.run().finished
+    else:
+        with pytest.raises(ConfigError, match=f"{CLASSES + 2} classes, but the data have"):
+            more.begin()
 
 
 def test_the_local_model_of_a_single_client_is_the_deployed_one():

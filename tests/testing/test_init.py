@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 import atoll
-from atoll import Averaging, Graph, Tree
+from atoll import Averaging, Clients, Graph, ToAll, Tree
+from atoll.core.dp import Noised
+from atoll.engines.base import ENGINES
 from atoll.methods import FedAvg
 from atoll.nn import GCN
 from atoll.testing import (
@@ -93,3 +95,49 @@ def test_an_exploding_gradient_is_named_as_the_cause() -> None:
     ):
         check_method(Contrast)
     check_method(FiniteContrast)
+
+
+@dataclass(frozen=True)
+class NoReturn(FedAvg):
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        super().round(server, clients)  # and no `return`
+
+
+@dataclass(frozen=True)
+class NoStart(FedAvg):
+    def init(self, clients: Clients) -> Tree:
+        super().init(clients)
+
+
+@dataclass(frozen=True)
+class Fails(FedAvg):
+    def round(self, server: Tree, clients: Clients) -> Tree:
+        clients.map(self.train, ToAll(server))
+        raise TypeError("a typing slip")
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        (NoReturn, "round of NoReturn returned None; return the server's next state"),
+        (NoStart, "init of NoStart returned None; return the server's first state"),
+    ],
+)
+def test_a_server_without_a_state_is_named(method: type[FedAvg], problem: str) -> None:
+    with pytest.raises(ContractBroken, match=problem):
+        check_method(method)
+    made, federation = method(GCN(FEATURES, CLASSES)), small_federation()
+    for engine in ENGINES:
+        with pytest.raises(atoll.ConfigError, match=f"^{problem}$"):
+            atoll.Experiment(made, federation, rounds=2, engine=engine).run()
+
+
+def test_a_private_method_without_a_state_is_named_by_its_base() -> None:
+    method = Noised(GCN(FEATURES, CLASSES), NoReturn(GCN(FEATURES, CLASSES)), 1.0, 1.0)
+    with pytest.raises(atoll.ConfigError, match="round of NoReturn returned None"):
+        atoll.Experiment(method, small_federation(), rounds=1).run()
+
+
+def test_an_error_of_the_server_names_its_line() -> None:
+    with pytest.raises(ContractBroken, match=r"TypeError in test_init\.py line \d+: a typing slip"):
+        check_method(Fails)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from atoll.analyses.claim import Claim
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.core.graph import Graph, with_views
 from atoll.core.random import fold, make_key
 from atoll.core.tree import Tree
@@ -40,7 +40,6 @@ from atoll.experiment.rounds import Experiment, Run
 from atoll.methods.fedath import FedATH
 from atoll.present.chart import BLUE, RED, Axis, Chart, Line, Panels
 from atoll.present.tables import Table, make_table
-from atoll.present.terminal import counted
 
 GRAPHS = ("raw", "causal")
 STEPS = {

@@ -20,14 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.data.measure.heterogeneity import PairHeterogeneity, compare_graphs
 from atoll.experiment.folder import FinishedRun, read_run
 from atoll.experiment.problem import Data
 from atoll.methods.gcfl import Split
 from atoll.present.chart import MAX_ROWS, number_text
 from atoll.present.tables import Branch, Column, Part, Table, heading, make_table, quiet
-from atoll.present.terminal import counted
 
 SHUFFLES = 2000  # random clusters for the comparison
 

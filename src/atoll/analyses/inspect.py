@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from atoll.core.errors import counted
 from atoll.core.federation import Federation
 from atoll.data.measure.heterogeneity import WALK_STEPS, Heterogeneity
 from atoll.data.measure.structure import STATISTICS, walk_patterns
@@ -110,7 +111,7 @@ def _extreme_pairs(matrix: np.ndarray, clients: np.ndarray) -> tuple[str, str]:
 def inspection_files(found: Heterogeneity, federation: Federation) -> dict[str, object]:
     """Return `heterogeneity.json` with every number, and four pictures, for `write_all`."""
     partition = federation.about.get("partition")
-    about = f"{federation.name}, {len(federation)} clients"
+    about = f"{federation.name}, {counted(len(federation), 'client')}"
     about += f", partition {partition}" if partition else ""
     return {
         "heterogeneity.json": inspection_numbers(found, federation.about),

@@ -12,7 +12,7 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, Strings, command, option, repeatable
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.experiment.status import StatusReader
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
     cells = json.loads((folder / "study.json").read_text(encoding="utf-8"))["cells"]
     done = StatusReader(folder).read().cells.get("finished", 0)
     click.echo(
-        f"stopped; {done} of {len(cells)} cells are finished, and the study is saved in {folder}; "
-        f"continue with: atoll compare --resume {folder}",
+        f"stopped; {done} of {counted(len(cells), 'cell')} are finished, and the study is saved "
+        f"in {folder}; continue with: atoll compare --resume {folder}",
         err=True,
     )
 

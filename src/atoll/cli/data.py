@@ -11,7 +11,7 @@ import click
 from atoll.cli import options
 from atoll.cli.common import AtollSubgroup, config_of, make_console, pair, print_notes, print_text
 from atoll.cli.options import DATA_ROOT, FEDERATION, PATH, SEED_OF_DATA, Strings, command, option
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 
 MIRROR = (
     "Download NAME.tar.xz from this folder or URL.  [default: ATOLL_MIRROR, else the public source]"
@@ -99,9 +99,9 @@ def describe(
     console.print(rich_table(make_table(names, rows, left=5), gap=2))
     things = "1 thing" if len(found.problems) == 1 else f"{len(found.problems) or 'no'} things"
     todo = f"{things} to decide or to repair"
-    print_text(console, f"\n{found.rows} nodes; {todo}", style="", wrap=True)
+    print_text(console, f"\n{counted(found.rows, 'node')}; {todo}", style="", wrap=True)
     for number, problem in enumerate(found.problems, 1):
-        count = f" ({problem.rows} rows)" if problem.rows else ""
+        count = f" ({counted(problem.rows, 'row')})" if problem.rows else ""
         text = f"{number:3}. {problem.place}: {problem.text}{count}"
         print_text(console, text, style="", wrap=True)
     if out is not None:

@@ -11,7 +11,7 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
-from atoll.core.errors import check_name
+from atoll.core.errors import ConfigError, check_name, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,9 +83,10 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
     leagues, rows = split_names(league), read_rows(path)
     console, failed = common.make_console(), list[str]()
     if how["minutes"] == 0 and not dry_run:  # only rank, which needs no data
+        _check_exists(path)
         found = chosen_rows(list(rows.values()), leagues, wanted)
         names = {row.method for row in found}
-        known = f"{len(found)} of {len(rows)} rows of {path} are ranked"
+        known = f"{len(found)} of {counted(len(rows), 'row')} of {path} are ranked"
     else:
         plans = [plan_league(name, wanted) for name in leagues]
         entries = [entry for one, _ in plans for entry in one]
@@ -103,7 +104,7 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
         rows = read_rows(path)
         found = [rows[one.key] for one in entries if one.key in rows]
         count = sum(one.is_known(rows) for one in entries)
-        known = f"{count} of {len(entries)} rows are in {path}"
+        known = f"{count} of {counted(len(entries), 'row')} are in {path}"
     if not how["quiet"]:
         _show(console, found, reference or REFERENCE)
     if page is not None:
@@ -113,6 +114,13 @@ def leaderboard(league: str, path: Path, page: Path | None, dry_run: bool, **giv
         click.echo(f"failed: {problem}", err=True)
     if failed:
         click.get_current_context().exit(1)
+
+
+def _check_exists(path: Path) -> None:
+    from atoll.studies.leaderboard.leagues import RUN_FIRST
+
+    if not path.exists():
+        raise ConfigError(f"the CSV file '{path}' does not exist; {RUN_FIRST}")
 
 
 def _check_page(page: Path) -> None:
@@ -175,8 +183,9 @@ def _show_plan(
     console: Console, entries: Sequence[Entry], rows: Mapping[Key, Row], notes: Sequence[str]
 ) -> None:
     """Print a line for each data set and partition, and the time of all missing runs."""
+    from atoll.core.errors import counted
     from atoll.present.tables import layout, make_table, quiet
-    from atoll.present.terminal import counted, duration
+    from atoll.present.terminal import duration
     from atoll.studies.study_run import cost_of
 
     lines, whole, count = list[list[object]](), 0.0, 0

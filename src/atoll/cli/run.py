@@ -12,7 +12,7 @@ import click
 
 from atoll.cli import common, options
 from atoll.cli.options import PATH, command, option
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.experiment.status import StatusReader
 
 NEWCOMER = (
@@ -92,7 +92,7 @@ def _report_stop(folder: Path, stop: BaseException) -> None:
 
     how = "stopped at once"
     if isinstance(stop, Stopped):
-        how = f"stopped after {stop.rounds} rounds of seed {stop.seed}"
+        how = f"stopped after {counted(stop.rounds, 'round')} of seed {stop.seed}"
     if (folder / "config.toml").exists():
         how += f"; the run is saved in {folder}; continue with: atoll run --resume {folder}"
     click.echo(how, err=True)

@@ -14,12 +14,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, TimeRemainingColumn
 
+from atoll.core.errors import counted
 from atoll.experiment.config import RunConfig, resolve
 from atoll.experiment.history import History
 from atoll.experiment.metrics import label_of
 from atoll.experiment.observers import Observer
 from atoll.experiment.problem import task_of_object
-from atoll.present.terminal import LiveProgress, counted, duration, last_validation
+from atoll.present.terminal import LiveProgress, duration, last_validation
 from atoll.studies.study_run import RunOutcome, StudyObserver, StudyRun, cost_of
 
 EVERY = 30.0  # minimum seconds between two lines about progress, if the output has no bar

@@ -82,6 +82,12 @@ def own_line(error: BaseException) -> str:
     return f"{Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
 
 
+def counted(number: int, thing: str, several: str = "") -> str:
+    """Format a count: `1 round`, `2 rounds`, `3 classes`. `several` is another plural."""
+    several = several or thing + ("es" if thing.endswith("s") else "s")
+    return f"{number} {thing if number == 1 else several}"
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     """Return the error for an unknown name. It suggests the nearest allowed name, or lists all.
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from atoll.core.batching import WHOLE, Batching
-from atoll.core.errors import DataError, check_name
+from atoll.core.errors import DataError, check_name, counted
 from atoll.core.graph import Graph, View, with_views
 from atoll.core.losses import with_loss
 from atoll.core.task import Task
@@ -95,10 +95,9 @@ class Federation:
 
     def __repr__(self) -> str:
         sizes = [int(graph.size("nodes")) for graph in self.graphs]
-        return (
-            f"<Federation {self.name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} "
-            f"{self.task.plural}, {self.features} features, {self.classes} classes>"
-        )
+        clients = f"{counted(len(sizes), 'client')} of {min(sizes)} to {max(sizes)}"
+        shape = f"{counted(self.features, 'feature')}, {counted(self.classes, 'class')}"
+        return f"<Federation {self.name}: {clients} {self.task.plural}, {shape}>"
 
     @property
     def features(self) -> int:

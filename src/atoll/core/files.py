@@ -28,6 +28,13 @@ WRITERS = 8  # threads that wait for the disk at the same time
 AGE = 60.0  # seconds since the last write before a temporary file counts as abandoned
 
 
+def folder_of(out: str | Path | None) -> Path | None:
+    """Return the folder `out`. An empty text would mean the current folder, and is refused."""
+    if out == "":
+        raise ConfigError("out is empty; give a path")
+    return None if out is None else Path(out)
+
+
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = False) -> None:
     """Replace a file's content completely or not at all. The file always has `mode`.
 

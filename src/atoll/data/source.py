@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.errors import DataError
+from atoll.core.errors import DataError, counted
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -69,10 +69,11 @@ class _Labelled:
     classes: int
 
     def __repr__(self) -> str:
-        graphs = f"{len(self.y)} graphs, " if isinstance(self, GraphSet) else ""
-        sizes = f"{graphs}{self.x.shape[0]} nodes, {self.edges.shape[1]} edges"
-        features = f"{self.num_features} features, {self.classes} classes"
-        return f"<{type(self).__name__} {self.name}: {sizes}, {features}>"
+        sizes = {"graph": len(self.y)} if isinstance(self, GraphSet) else {}
+        sizes |= {"node": self.x.shape[0], "edge": self.edges.shape[1]}
+        sizes |= {"feature": self.num_features, "class": self.classes}
+        listed = ", ".join(counted(number, thing) for thing, number in sizes.items())
+        return f"<{type(self).__name__} {self.name}: {listed}>"
 
     @property
     def num_features(self) -> int:

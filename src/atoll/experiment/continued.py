@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.core.files import write_atomically
 from atoll.core.tree import Tree
 from atoll.engines.codec import load_checkpoint, save_checkpoint
@@ -25,7 +25,7 @@ def extend(
     this is interrupted, the same call completes it.
     """
     if config.rounds is not None and rounds < config.rounds:
-        has = f"the run in '{folder}' has {config.rounds} rounds"
+        has = f"the run in '{folder}' has {counted(config.rounds, 'round')}"
         raise ConfigError(f"{has}, so it cannot end after {rounds}; give {config.rounds} or more")
     longer = msgspec.structs.replace(config, rounds=rounds)
     if rounds == config.rounds:

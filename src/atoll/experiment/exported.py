@@ -133,7 +133,8 @@ def _within(
     source, target = (_column(encoder, role, edges) for role in ("source", "target"))
     own = [row for row in edges if owner[row[str(source)]] == owner[row[str(target)]]]
     if lost := len(edges) - len(own):
-        print(f"note: {lost} edges between owners were removed", file=sys.stderr)
+        what = "edge between owners was" if lost == 1 else "edges between owners were"
+        print(f"note: {lost} {what} removed", file=sys.stderr)
     return own
 
 

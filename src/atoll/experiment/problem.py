@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll import __version__
 from atoll.core.clock import OFF, Clock
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.core.federation import Federation, LazyGraphs
 from atoll.core.task import GRAPHS, NODES
 from atoll.core.tree import num_bytes, tree_map
@@ -57,6 +57,14 @@ CONFIG = "config"  # key of the choices that the data determined, in cached clie
 SHARE = 4  # federations are cached in at most the free memory divided by this
 _LOADING = Lock()  # so that threads for several seeds load the data only once
 Data = Source | GraphSet | GraphGroup | Federation  # Python objects instead of a name
+
+
+def check_data(data: object) -> None:
+    """Refuse data that are neither a name nor an object that a run can use."""
+    if not isinstance(data, str | Data):
+        kind = "None" if data is None else f"an object of type {type(data).__name__}"
+        takes = "a name or path as text, or the result of atoll.load or atoll.partition"
+        raise ConfigError(f"data cannot be {kind}; give {takes}")
 
 
 def task_of_object(data: Data | None) -> str | None:
@@ -275,7 +283,7 @@ def open_federation(config: RunConfig, header: Header) -> tuple[Federation, list
     path, needed, free = config.data, memory_needed(config.data), available_memory()
     keys = ("partition", "split", "seed", "protocol", "sha1")
     known = [f"{key} {header.about[key]}" for key in keys if header.about.get(key) is not None]
-    notes = [f"{path}: {header.name} in {header.clients} clients ({', '.join(known)})"]
+    notes = [f"{path}: {header.name} in {counted(header.clients, 'client')} ({', '.join(known)})"]
     if config.seeds > 1:
         notes.append("every seed trains the same clients with the same split, from the file")
     if lazy := needed > free / 2:

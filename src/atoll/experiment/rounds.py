@@ -224,7 +224,7 @@ class Run:
     def start(self) -> None:
         """Create the server's first tree."""
         method, start = self.experiment.method, self.experiment.start
-        self.server = method.init(self.simulation.clients(-1))
+        self.server = returned(method, "init", method.init(self.simulation.clients(-1)))
         if start is not None:
             self.server = with_models(method, self.server, start[0](), start[1])
 
@@ -283,7 +283,7 @@ class Run:
         method = method or self.experiment.method
         evaluator = replace(self.evaluator, method=method, with_train=with_train)
         chosen = everyone.sample(self.experiment.fraction)
-        server = method.round(server, chosen)
+        server = returned(method, "round", method.round(server, chosen))
         with self.clock.stage("scoring") if everyone.tape is None else nullcontext():
             deployed = everyone.map(evaluator.score, method.deploy(server))
             local = _score_local(method, chosen, evaluator)
@@ -365,6 +365,15 @@ class Run:
             self.keeper.restore(self.history, tree.get("selected"))
 
 
+def returned(method: Method, hook: str, server: Tree) -> Tree:
+    """Return the server's tree from `init` or `round`. Refuse None: a `return` is missing."""
+    if server is None:
+        name = type(method.base if isinstance(method, Noised) else method).__name__
+        when = "first" if hook == "init" else "next"
+        raise ConfigError(f"{hook} of {name} returned None; return the server's {when} state")
+    return server
+
+
 def stage_of(replay: Replay[Outcome], kinds: Sequence[bool]) -> str:
     """Return the clock's name of the next round: "recording" for the first one of its kind."""
     return "training" if kinds[0] in replay.takes else "recording"
@@ -398,3 +407,10 @@ def check_task(method: Method, federation: Federation) -> None:
     if task_of(method.net) != task:
         net, known = type(method.net).__name__, f"{task_of(method.net)}s"
         raise ConfigError(f"network {net} classifies {known}, but {have}; choose another network")
+    features, classes, shape = federation.features, federation.classes, method.net
+    # More classes are valid for nodes. Each graph of a set masks the classes that its set lacks.
+    exact = federation.task.many_graphs and shape.classes != classes
+    if here and (shape.features != features or shape.classes < classes or exact):
+        has = f"the network has {shape.features} features and {shape.classes} classes"
+        hint = "build it from federation.features and federation.classes"
+        raise ConfigError(f"{has}, but the data have {features} and {classes}; {hint}")

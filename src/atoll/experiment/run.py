@@ -17,7 +17,7 @@ from atoll.core.batching import batching_of
 from atoll.core.clock import OFF, Clock
 from atoll.core.errors import ConfigError, DataError
 from atoll.core.federation import Federation
-from atoll.core.files import clear_left_over, locked, side_by_side
+from atoll.core.files import clear_left_over, folder_of, locked, side_by_side
 from atoll.core.losses import BALANCED
 from atoll.core.method import Method
 from atoll.data.load import is_own
@@ -85,6 +85,7 @@ def run(
     if isinstance(method, type):
         made = f"{method.__name__}(net=...)"
         raise ConfigError(f"method is the class {method.__name__}; give its name, or {made}")
+    problems.check_data(data)
     given_method = None if isinstance(method, str) else method
     given_data = None if isinstance(data, str) else data
     given_engine = None if isinstance(engine, str) else engine_factory(engine)
@@ -102,8 +103,8 @@ def run(
         objects=[name for name, value in objects.items() if value is not None],
         **options,
     )
-    folder, given = None if out is None else Path(out), (given_method, given_data, given_engine)
-    return RunPlan(config, folder, observer, *given, save_every=save_every, log=log).run()
+    given = given_method, given_data, given_engine
+    return RunPlan(config, folder_of(out), observer, *given, save_every=save_every, log=log).run()
 
 
 def resume(

@@ -154,7 +154,8 @@ def federation_html(federation: Federation) -> str:
 
 def result_html(result: Result) -> str:
     """Render the scores of a run and of its clients."""
-    from atoll.present.terminal import client_table, counted, result_rows
+    from atoll.core.errors import counted
+    from atoll.present.terminal import client_table, result_rows
 
     config = result.config
     sizes = {"client": result.clients, "round": config.rounds or 0, "seed": config.seeds}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.errors import check_name
+from atoll.core.errors import check_name, counted
 from atoll.experiment.metrics import find_metric
 from atoll.experiment.result import Result
 from atoll.present import chart as plot
@@ -28,7 +28,7 @@ def plot_result(result: Result, kind: str) -> Figure:
 
 
 def _title(result: Result) -> str:
-    return f"{result.config.method} on {result.config.data}, {result.clients} clients"
+    return f"{result.config.method} on {result.config.data}, {counted(result.clients, 'client')}"
 
 
 def convergence_chart(result: Result) -> Chart:

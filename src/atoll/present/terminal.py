@@ -18,6 +18,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TimeRemainingColumn
 from rich.text import Text
 
+from atoll.core.errors import counted
 from atoll.experiment.config import RunConfig
 from atoll.experiment.history import BEST_CACHED, History, validation_curve
 from atoll.experiment.metrics import label_of
@@ -267,11 +268,6 @@ def result_rows(results: list[Result]) -> Table:
         cost = f"{megabytes:.2f}", f"{result.seconds()['per_round']:.3f}"
         rows.append([config.method, result.scored, *scores, *cost])
     return make_table(["method", "scored", *columns, "MB/round", "s/round"], rows, left=2)
-
-
-def counted(number: int, thing: str) -> str:
-    """Format a count: `1 round`, `2 rounds`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:

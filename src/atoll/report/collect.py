@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, counted
 from atoll.experiment.baseline import KINDS as BASELINE_KINDS
 from atoll.experiment.baseline import POOLED
 from atoll.experiment.config import RunConfig
@@ -18,7 +18,6 @@ from atoll.experiment.metrics import POOLED as POOLED_METRICS
 from atoll.experiment.metrics import REGISTRY, find_metric, label_of
 from atoll.experiment.status import failures
 from atoll.present.tables import Number, ResultTable, number_of
-from atoll.present.terminal import counted
 from atoll.studies.reproduce.table import Reproduction, read_tables
 from atoll.studies.tune.result import Tried, read_tried
 

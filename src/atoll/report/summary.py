@@ -8,12 +8,13 @@ from html import escape
 
 import numpy as np
 
+from atoll.core.errors import counted
 from atoll.experiment.baseline import BOUND, NOT_FEDERATED, WINS
 from atoll.experiment.metrics import COMPARED, guessing, label_of
 from atoll.present import chart_svg as svg
 from atoll.present.chart import MAX_ROWS, Axis, Dots, Line, Mark, colour_of, dash_of, number_text
 from atoll.present.tables import Cell, Column, Number, html, make_table, number_of
-from atoll.present.terminal import alert_line, counted, listed
+from atoll.present.terminal import alert_line, listed
 from atoll.report import results
 from atoll.report.collect import Collection, ReportedRun, main_table
 

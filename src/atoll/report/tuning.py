@@ -7,12 +7,12 @@ from html import escape
 
 import numpy as np
 
+from atoll.core.errors import counted
 from atoll.core.space import Value
 from atoll.experiment.metrics import label_of
 from atoll.present.chart import Axis, Chart, Dots, Line, Mark, named, numbers_axis, short, steps
 from atoll.present.chart_svg import chart_html, key_html, thinned
 from atoll.present.tables import Number, ResultTable, html, make_table, number_of
-from atoll.present.terminal import counted
 from atoll.report.collect import Collection
 from atoll.report.results import code, notes
 from atoll.studies.tune.result import Trial, Tried

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import torch
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError, DataError, counted
 from atoll.core.federation import Federation, LazyGraphs, each
 from atoll.core.graph import Graph
 from atoll.data.measure.heterogeneity import describe
@@ -35,7 +35,6 @@ from atoll.experiment.options import RunOptions
 from atoll.experiment.problem import Division, FederationCache, Problem
 from atoll.methods import method_class
 from atoll.present.tables import Column, Part, make_table
-from atoll.present.terminal import counted
 from atoll.studies.compare.plan import ComparisonRequest, make_runs, named_arms
 from atoll.studies.compare.statistics import PairedTest, against
 from atoll.studies.study import run_study

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from atoll.core.aggregate import Median
 from atoll.core.batching import Graphs
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, described
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, make_graph
 from atoll.core.message import Message
@@ -37,7 +37,7 @@ from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.base import ENGINES
 from atoll.engines.clients import Simulation
 from atoll.engines.prepare import EngineInputs
-from atoll.experiment.rounds import Experiment, Run
+from atoll.experiment.rounds import Experiment, Run, returned
 from atoll.nn import NETS
 
 TOLERANCE = 1e-9
@@ -223,9 +223,9 @@ def check_steps(case: Case) -> None:
     method, watcher = case.method, _Watcher()
     simulation = Simulation(case.federation, method, engine=watcher)
     with _explained(method, "wire"):
-        server = method.init(simulation.clients(-1))
+        server = returned(method, "init", method.init(simulation.clients(-1)))
         for number in range(case.rounds):
-            server = method.round(server, simulation.clients(number))
+            server = returned(method, "round", method.round(server, simulation.clients(number)))
     if "train" not in watcher.seen:
         raise ContractBroken(f"{type(method).__name__} never maps a step called 'train'")
 
@@ -374,9 +374,9 @@ def _explained(method: Method, engine: str) -> Iterator[None]:
     except ContractBroken:
         raise
     except Exception as error:
-        kind = "" if isinstance(error, AtollError) else f"{type(error).__name__}: "
+        problem = str(error) if isinstance(error, AtollError) else described(error)
         raise ContractBroken(
-            f"{type(method).__name__} fails on engine {engine}: {kind}{error}"
+            f"{type(method).__name__} fails on engine {engine}: {problem}"
         ) from error
 
 

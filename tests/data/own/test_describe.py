@@ -104,7 +104,7 @@ def test_the_schema_is_complete_and_loads(tmp_path: Path) -> None:
         ("id,f,label,y\na,1,x,1\n", "columns 'label', 'y' could each be the label"),
         ("key,f,label\nu,1,x\nv,2,y\n", "no column is the id"),
         ("id,f,label\na,1,x\nb,2\n", "row 3 has 2 values"),
-        ("id,f,label\na,1,x\nb,2,x\n", "holds 1 classes"),
+        ("id,f,label\na,1,x\nb,2,x\n", "holds 1 class;"),
         ("id,f,label\na,1,0.5\nb,2,1\n", "holds fractions"),
         ("id,f,label\na,,x\nb,,y\n", "no row has a value; it is ignored"),
         ("id,f,label\na,007,x\nb,12,y\n", "begin with 0 may be names"),

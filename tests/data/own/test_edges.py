@@ -45,11 +45,11 @@ def test_findings_are_counted_and_dropped(tmp_path: Path) -> None:
     assert source.x.ravel().tolist() == [1, 2, 3]
     assert pairs(source) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert report.messages == (
-        "nodes.csv: 1 rows with an id given before were dropped",
-        "1 edges to missing nodes were dropped",
-        "1 self-loops were dropped",
-        "1 duplicate edges were dropped",
-        "1 edges were given in both directions and count once",
+        "nodes.csv: 1 row was dropped, because an earlier row has the same id",
+        "1 edge to missing nodes was dropped",
+        "1 self-loop was dropped",
+        "1 duplicate edge was dropped",
+        "1 edge was given in both directions, and only one direction counts",
     )
 
 

@@ -66,7 +66,7 @@ def test_b_tensors(tmp_path: Path, saved: str) -> None:
     assert source.split is not None
     assert source.split.tolist() == [TRAIN, TEST, UNUSED]
     assert source.columns["client"].tolist() == [0, 0, 1]
-    assert "1 edges were given in both directions and count once" in report.messages
+    assert "1 edge was given in both directions, and only one direction counts" in report.messages
     assert "g.pt: ignored 'pos'" in report.messages
 
 

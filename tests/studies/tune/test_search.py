@@ -128,6 +128,35 @@ def test_fields_of_an_own_method_without_a_range_are_named(tmp_path: Path, caplo
     assert space_of(asked, resolve(asked)[0], "node")[1] == []
 
 
+NAMED = """
+from dataclasses import dataclass
+from typing import Literal
+from atoll import Aggregate, Averaging, Mean
+@dataclass(frozen=True)
+class Named(Averaging):
+    aggregate: Aggregate = Mean()
+    kind: Literal["one", "two"] = "one"
+    warm: bool = True
+    most: int | None = None
+    widths: tuple[int, ...] = ()
+"""
+
+
+def test_the_advice_to_search_suits_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "tune_named_fields.py"
+    path.write_text(NAMED)
+    asked = make_config(method=f"{path}:Named")
+    notes = space_of(asked, resolve(asked)[0], "node")[1]
+    advised = [note.rpartition("--search ")[2] for note in notes]
+    names = {"aggregate": "mean,median", "kind": "one,two", "warm": "true,false"}
+    assert advised == [*(f"{key}={values}" for key, values in names.items()), "most=LOW..HIGH"]
+    search = {key: parse_range(key, values) for key, values in names.items()}
+    found = space_of(asked, resolve(asked)[0], "node", None, search)[0]
+    assert {key: found[key].values for key in names} == {
+        "aggregate": ("mean", "median"), "kind": ("one", "two"), "warm": (True, False),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

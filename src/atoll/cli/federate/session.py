@@ -18,7 +18,7 @@ import click
 from atoll.cli import options
 from atoll.cli.common import fresh_folder
 from atoll.cli.options import PATH, Strings, option
-from atoll.core.errors import AtollError, ConfigError
+from atoll.core.errors import AtollError, ConfigError, counted
 from atoll.deploy import kits
 from atoll.deploy.kits import AboutKit, about_kit, check_certificates, need_nvflare
 
@@ -119,7 +119,7 @@ def continue_without(order: Order, sites: Strings, quorum: int | None = None) ->
     without = tuple(dict.fromkeys((*order.without, *sites)))
     left, quorum = len(order.sites) - len(without), order.quorum if quorum is None else quorum
     if not 1 <= quorum <= left:
-        remain = "1 site remains" if left == 1 else f"{left} sites remain"
+        remain = counted(left, "site remains", "sites remain")
         raise ConfigError(f"{remain}, but the quorum is {quorum}; give --quorum from 1 to {left}")
     return replace(order, without=without, quorum=quorum)
 

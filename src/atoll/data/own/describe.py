@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from atoll.core.errors import AtollError, DataError
+from atoll.core.errors import AtollError, DataError, counted
 from atoll.data.own import columns as convert
 from atoll.data.own import schema as schemas
 from atoll.data.own.columns import MISSING, NUMBER, TRUTH, Column
@@ -295,7 +295,8 @@ def _labels(found: Description, file: str) -> np.ndarray:
     if pc.any(fractions).as_py():
         found.ask(place, "holds fractions, but a label is a class (text or a whole number)")
     if len(distinct) < 2:
-        found.ask(place, f"holds {len(distinct)} classes; classification needs two or more")
+        few = f"holds {counted(len(distinct), 'class')}"
+        found.ask(place, f"{few}; classification needs two or more")
     return convert.lookup(texts, distinct).astype(np.int64)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from atoll.core.errors import DataError
+from atoll.core.errors import DataError, counted
 from atoll.data.own.columns import Column, as_ids, first, is_number, is_text, lookup
 from atoll.data.own.schema import Loading, edge_roles, quoted
 from atoll.data.own.tables import Part
@@ -91,7 +91,8 @@ def clean_edges(ends: Ends, n: int, loading: Loading) -> Weighted:
             weight = weight[starts]
     mirrored = 0 if repeated == "keep" else rows - repeats - keys.size
     if mirrored:
-        report.note(f"{mirrored} edges were given in both directions and count once")
+        edges_were = counted(mirrored, "edge was", "edges were")
+        report.note(f"{edges_were} given in both directions, and only one direction counts")
     if weight is not None and (weight == 1).all():
         weight = None
     if not schema.directed:  # a self-loop has one direction only
@@ -115,15 +116,16 @@ def _keys(source: np.ndarray, target: np.ndarray, n: int) -> np.ndarray:
 
 def _settle(name: str, number: int, choice: str, loading: Loading) -> None:
     """Report how an option treats irregular edges, or refuse them."""
-    words = {"self_loops": "self-loops", "duplicate_edges": "duplicate edges"}[name]
+    word = {"self_loops": "self-loop", "duplicate_edges": "duplicate edge"}[name]
     done = {"drop": "dropped", "keep": "kept", "sum": "merged, their weights added"}
     done["count"] = "merged, and their number is the weight"
     if number and choice == "error":
         choose = f", or choose {name} = drop" if loading.joined is None else ""
         advice = f"remove them{choose}"
-        raise DataError(f"the graph has {number} {words}, which {name} = error refuses; {advice}")
+        has = f"the graph has {counted(number, word)}"
+        raise DataError(f"{has}, which {name} = error refuses; {advice}")
     if number:
-        loading.report.note(f"{number} {words} were {done[choice]}")
+        loading.report.note(counted(number, f"{word} was", f"{word}s were") + f" {done[choice]}")
 
 
 def _sort(keys: np.ndarray, weight: np.ndarray | None) -> Weighted:

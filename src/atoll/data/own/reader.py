@@ -19,7 +19,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 import torch
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError, DataError, counted
 from atoll.data.own import columns
 from atoll.data.own import schema as schemas
 from atoll.data.own.columns import Column, Rows
@@ -92,7 +92,8 @@ def _assemble(name: str, nodes: Nodes, ends: Ends, loading: Loading) -> tuple[So
     report, split = loading.report, nodes.split
     report.classes, report.features = nodes.classes, nodes.features
     if report.dangling_edges:
-        report.note(f"{report.dangling_edges} edges to missing nodes were dropped")
+        dropped = "edge to missing nodes was dropped", "edges to missing nodes were dropped"
+        report.note(counted(report.dangling_edges, *dropped))
     if split is not None:
         lost = (nodes.y < 0) & (split != UNUSED)
         if lost.any():

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from atoll.core.errors import ConfigError, DataError
+from atoll.core.errors import ConfigError, DataError, counted
 from atoll.data.own import columns as convert
 from atoll.data.own.columns import Column, Rows
 from atoll.data.own.encoder import Nodes, encode_nodes
@@ -298,7 +298,8 @@ def _distinct(column: Column, loading: Loading) -> tuple[pa.ChunkedArray, np.nda
         choose = ", or give --own duplicate_nodes=first" if loading.joined is None else ""
         advice = f"an id names one node: remove one of the rows{choose}"
         raise DataError(f"{column.rows.where(row)} {problem}; {advice}")
-    loading.report.note(f"{column.rows.name}: {number} rows with an id given before were dropped")
+    dropped = counted(number, "row was dropped", "rows were dropped")
+    loading.report.note(f"{column.rows.name}: {dropped}, because an earlier row has the same id")
     return ids.filter(pa.array(~again)), rows[~again]
 
 

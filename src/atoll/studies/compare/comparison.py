@@ -23,7 +23,7 @@ from typing import Unpack
 import msgspec
 
 from atoll.core.errors import ConfigError
-from atoll.core.files import write_atomically
+from atoll.core.files import folder_of, write_atomically
 from atoll.core.method import Method
 from atoll.experiment.config import in_python, option_words
 from atoll.experiment.folder import check_folder, read_json
@@ -90,11 +90,12 @@ def compare(
     request = plan.make_request(arms, sources.values(), **asked, **tested)
     given = {k: v for k, v in arms.items() if not isinstance(v, str)}
     objects = {k: v for k, v in sources.items() if not isinstance(v, str)}
+    kept = folder_of(out)
     with contextlib.ExitStack() as stack:
-        if out is None:
+        if kept is None:
             open_logs(log, None)  # raises an error for loggers that would be lost with the folder
             folder = stack.enter_context(TemporaryDirectory(prefix="atoll-compare-"))
-        where = Path(folder if out is None else out)
+        where = kept or Path(folder)
         found = run_request(request, where, observer, given, objects, log=log, jobs=jobs)
     return replace(found, folder=None) if out is None else found
 

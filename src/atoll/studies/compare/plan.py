@@ -16,11 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll.core.errors import ConfigError, DataError, unknown
-from atoll.core.federation import Federation
 from atoll.core.method import Method
 from atoll.core.space import Value
 from atoll.data.public.registry import task_of_data
-from atoll.data.source import GraphGroup, GraphSet, Source
 from atoll.engines.base import choose_engine
 from atoll.experiment.baseline import AnyBaseline, Baseline
 from atoll.experiment.build import build_method
@@ -28,7 +26,7 @@ from atoll.experiment.config import RunConfig, config_text, data_header, make_co
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.history import metric_of, positive_of
 from atoll.experiment.metrics import COMPARED, find_metric
-from atoll.experiment.problem import Data, FederationCache, Problem, task_of_object
+from atoll.experiment.problem import Data, FederationCache, Problem, check_data, task_of_object
 from atoll.methods import METHODS, method_name, split_preset
 from atoll.studies.baselines import BASELINES, SHORTHANDS, as_method, make_baseline
 from atoll.studies.compare.statistics import ALPHA
@@ -117,10 +115,11 @@ def named_data(data: Several) -> dict[str, str | Data]:
 def _named(data: Several) -> Iterator[tuple[str, str | Data]]:
     if isinstance(data, str):
         yield from ((name, name) for name in split_names(data))
-    elif isinstance(data, Source | GraphSet | GraphGroup | Federation):
-        yield data.name, data
-    else:
+    elif isinstance(data, Iterable):
         yield from (pair for one in data for pair in _named(one))
+    else:
+        check_data(data)
+        yield data.name, data
 
 
 def split_names(text: str) -> list[str]:

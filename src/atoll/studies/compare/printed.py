@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from atoll.core.errors import counted
 from atoll.experiment.baseline import BOUND, KINDS, NOT_FEDERATED, POOLED, WINS
 from atoll.present import tables as present
 from atoll.present.tables import DASH, Cell, Column, Table, make_table
-from atoll.present.terminal import counted, listed
+from atoll.present.terminal import listed
 from atoll.studies.compare import statistics
 from atoll.studies.compare.plan import ComparisonRequest
 from atoll.studies.compare.statistics import ALPHA, PairedTest, least_pairs

@@ -31,6 +31,7 @@ from atoll.studies.tune.search import defaults_of
 NODE, OWNERS, GRAPH = "nodes", "owners", "graphs"
 GROUPS = DEVELOPMENT, FURTHER, GRAPH_SETS = "development sets", "further sets", "sets of graphs"
 ANY_RATE = {"lr": Real(0.0, 1e6)}
+RUN_FIRST = "run the league first (--minutes above 0), or give another --csv"
 
 
 class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -162,8 +163,8 @@ def chosen_rows(rows: Sequence[Row], leagues: Sequence[str], wanted: Wanted) -> 
     for name in leagues:
         check_name("league", name, read_leagues().leagues)
     if not (found := [row for row in rows if row.league in leagues]):
-        hint = "run it first (--minutes above 0), or give another --csv"
-        raise ConfigError(f"the CSV file has no row of the league {' or '.join(leagues)}; {hint}")
+        problem = f"the CSV file has no row of the league {' or '.join(leagues)}"
+        raise ConfigError(f"{problem}; {RUN_FIRST}")
     methods = named_arms(wanted.methods) if wanted.methods else ()
     choices = {"data": wanted.data, "partition": wanted.partitions, "method": methods}
     for column, names in choices.items():

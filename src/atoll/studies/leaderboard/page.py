@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from atoll.core.errors import counted
 from atoll.present.chart import Chart
 from atoll.present.tables import Table, markdown
-from atoll.present.terminal import counted
 from atoll.studies.leaderboard.leagues import DEVELOPMENT, GROUPS, Recipe
 from atoll.studies.leaderboard.rows import Row
 from atoll.studies.leaderboard.standings import (

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from atoll.core.errors import counted
 from atoll.present.chart import BLUE, GREY, Axis, Bars, Chart, Dots, Mark, named
 from atoll.present.tables import DASH, Number, ResultTable, Table, make_table
-from atoll.present.terminal import counted
 from atoll.studies.compare.statistics import (
     ALPHA,
     holm,

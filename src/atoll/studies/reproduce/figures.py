@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.core.errors import ConfigError, check_name, unknown
+from atoll.core.errors import ConfigError, check_name, counted, unknown
 from atoll.core.task import TASKS
 from atoll.data.public.registry import dataset_info, plain_name, task_of_data
 from atoll.present.files import check_output, write_all
 from atoll.present.tables import Part, heading, quiet
-from atoll.present.terminal import counted
 from atoll.studies.reproduce import figure_charts
 from atoll.studies.reproduce.recipes import FigureRecipe, Paper, Variant, absent
 from atoll.studies.reproduce.table import PaperStudy, Wanted, named_run, unique

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from atoll.core.errors import ConfigError
+from atoll.core.errors import ConfigError, counted
 from atoll.data.public.registry import dataset_info, plain_name, sets_of_group, task_of_data
 from atoll.experiment.build import build_method
 from atoll.experiment.config import option_words, resolve
 from atoll.present.tables import DASH, Column, Part, heading, make_table, quiet
-from atoll.present.terminal import counted, duration
+from atoll.present.terminal import duration
 from atoll.studies.baselines import as_trained
 from atoll.studies.reproduce.figures import ALONE, Figure
 from atoll.studies.reproduce.recipes import Paper, absent, find_item, read_paper

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.core.errors import counted
 from atoll.experiment.protocols import protocol
 from atoll.present import tables as present
 from atoll.present.files import write_all
 from atoll.present.tables import DASH, Align, Cell, Column, Table, make_table
-from atoll.present.terminal import counted
 from atoll.studies.reproduce.recipes import STRICT
 from atoll.studies.reproduce.table import COLUMNS, LAST, TOLERANCE, ReproducedRow, Reproduction
 from atoll.studies.study_run import Json

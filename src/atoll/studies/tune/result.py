@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from atoll.core.errors import counted
 from atoll.core.space import Range, Value
 from atoll.experiment.config import RunConfig, config_text, read_config, run_command
 from atoll.experiment.folder import read_json
@@ -18,7 +19,7 @@ from atoll.experiment.status import read_events
 from atoll.present import chart
 from atoll.present.files import plain_json, write_all
 from atoll.present.tables import DASH, Column, Part, Table, heading, make_table, quiet
-from atoll.present.terminal import counted, percent
+from atoll.present.terminal import percent
 from atoll.studies.study_run import Json
 
 TRIALS, SEEDS = 30, 5

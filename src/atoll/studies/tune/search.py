@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import msgspec
 
+from atoll.core.aggregate import RULES, Rule
 from atoll.core.errors import ConfigError, not_installed, unknown
 from atoll.core.federation import Federation
 from atoll.core.hyper import hypers
@@ -164,13 +165,25 @@ def space_of(
             notes.append(f"{name}: {key} is not searched, because {' and '.join(chose)} lacks it")
     own = vars(cls).get("__annotations__", {}) if "space" not in vars(cls) and ":" in name else {}
     for key in (key for key in own if key in known - fixed and key not in space):
-        why = f"is not searched, because `space` has no range for it; add --search {key}=LOW..HIGH"
+        if not (example := _example_of(hypers(cls)[key].kind)):
+            continue  # it has no values that `--search` could name
+        why = f"is not searched, because `space` has no range for it; add --search {key}={example}"
         notes.append(f"{name}: {key} {why}")
         logging.getLogger(__name__).warning(notes[-1])  # a search may take hours
     if not space:
         raise ConfigError(f"{name} has nothing left to search; remove a --set, or add --search")
     _check_values(config, task, space)
     return space, notes
+
+
+def _example_of(kind: object) -> str:
+    """Return an example of the values in `--search` for a field's type, or "" if it takes none."""
+    if get_origin(kind) is Literal:
+        return ",".join(map(str, get_args(kind)))
+    if kind in (int, float, int | None, float | None):
+        return "LOW..HIGH"
+    named: dict[object, str] = {bool: "true,false", str: "A,B", Rule: ",".join(RULES)}
+    return named.get(kind, "")
 
 
 def _as_typed(parts: Sequence[Any], key: str, wanted: Range) -> Range:

@@ -20,11 +20,12 @@ from typing import Unpack
 import msgspec
 
 from atoll.core.errors import ConfigError, check_name, unknown
+from atoll.core.files import folder_of
 from atoll.core.space import Range
 from atoll.experiment import config as configs
 from atoll.experiment.folder import check_method_files, clear_parts, read_json
 from atoll.experiment.options import TuneOptions
-from atoll.experiment.problem import Data, Problem
+from atoll.experiment.problem import Data, Problem, check_data
 from atoll.methods import method_name
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import PARTS, lock_folder
@@ -88,13 +89,14 @@ def tune(
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("give at least one method by name: atoll.tune(['fedavg'], ...)")
     names = tuple(map(method_name, names))
+    check_data(data)
     given = None if isinstance(data, str) else data
     about = {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
     config = configs.make_config(method=names[0], seeds=trial_seeds, **about, **options)
     ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
     budget: Json = {"trials": trials, "seeds": seeds, "preset": preset, "pruner": pruner}
     request = TuningRequest(methods=names, config=config, search=ranges, **budget)
-    folder = None if out is None else Path(out)
+    folder = folder_of(out)
     with contextlib.ExitStack() as stack:
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = run_tuning(request, where, data=given, observer=observer, jobs=jobs)
