@@ -76,13 +76,13 @@ REFUSED: dict[str, Tables] = {
         G,
         E,
         "[edges]\ndangling = 'drop'",
-        "[edges] key 'dangling'; a schema has no such key: remove it, and give --own dangling=drop",
+        "[edges] key 'dangling'; give --own dangling=drop instead",
     ),
     "schema top key of an option": (
         G,
         E,
         "duplicate_nodes = 'first'",
-        "'duplicate_nodes'; a schema has no such key: remove it, and give --own duplicate_nodes=",
+        "'duplicate_nodes'; give --own duplicate_nodes=first instead",
     ),
     "schema syntax": (G, E, "[nodes\n", "schema.toml' is not readable as TOML"),
 }

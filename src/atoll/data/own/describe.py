@@ -54,15 +54,14 @@ class Description:
     rows: int = 0
     known: Schema = field(default_factory=Schema)  # decisions so far
     own: schemas.OwnOptions = field(default_factory=schemas.OwnOptions)
-    # Questions about edges: the end of the sentence, and the number of rows in each file.
-    shared: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
+    shared: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)  # see `share`
 
     def ask(self, place: str, text: str, rows: int = 0) -> None:
         """Add a problem."""
         self.problems.append(Problem(place, text, int(rows)))
 
     def share(self, file: str, text: str, rows: int = 0, end: str = "") -> None:
-        """Add a problem of one file. Files with the same text share one problem and its end."""
+        """Add a problem of one file. Files with the same text share one, with the first `end`."""
         self.shared.setdefault(text, (end, {}))[1][file] = int(rows)
 
     def toml(self) -> str:
@@ -157,8 +156,8 @@ def describe(
             found.ask(f"{_files(having)}, column '{column}'", text, count)
     for part, table in zip(parts, tables, strict=True):
         _edges(part, _ids(part, table, found), known, found)
-    for text, (end, files) in found.shared.items():
-        found.ask(_files(files), text + end, sum(files.values()))
+    for told, (end, files) in found.shared.items():
+        found.ask(_files(files), told + end, sum(files.values()))
     if known.directed is None:
         found.ask(DIRECTED, "an edge joins both ways; choose true to keep directions")
     return found
@@ -216,8 +215,8 @@ def _find_id(
     If no column is named by more than half of the edges, ask for one.
     """
     every = ((part.edges, _read(part.edges, Description({}, {}, {}))) for part in parts)
-    nothing, best = (parts[0].edges, pa.table({})), ("", 0.5)
-    edges, table = next((pair for pair in every if pair[1].column_names), nothing)
+    best, none = ("", 0.5), (parts[0].edges, pa.table({}))
+    edges, table = next((pair for pair in every if pair[1].column_names), none)
     usual = (name for name in table.column_names if name.lower() in CONVENTION["source"])
     ends = known.source or next(usual, None)
     if ends in table.column_names and len(table):

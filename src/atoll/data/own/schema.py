@@ -252,8 +252,7 @@ def read_schema(path: Path) -> Schema:
 def _check_key(kind: str, key: str, allowed: Iterable[str]) -> None:
     """Refuse an unknown key. The error for an option of `--own` names it."""
     if key in ("dangling", "duplicate_nodes"):
-        advice = f"remove it, and give --own {key}={_CHOICES[key][-1]} with the command"
-        raise ConfigError(f"unknown {kind} '{key}'; a schema has no such key: {advice}")
+        raise ConfigError(f"unknown {kind} '{key}'; give --own {key}={_CHOICES[key][-1]} instead")
     check_name(kind, key, allowed)
 
 
