@@ -59,12 +59,13 @@ _LOADING = Lock()  # so that threads for several seeds load the data only once
 Data = Source | GraphSet | GraphGroup | Federation  # Python objects instead of a name
 
 
-def check_data(data: object) -> None:
-    """Refuse data that are neither a name nor an object that a run can use."""
+def data_object(data: object) -> Data | None:
+    """Return data that are not given by name, or None. Refuse objects that a run cannot use."""
     if not isinstance(data, str | Data):
         kind = "None" if data is None else f"an object of type {type(data).__name__}"
         takes = "a name or path as text, or the result of atoll.load or atoll.partition"
         raise ConfigError(f"data cannot be {kind}; give {takes}")
+    return None if isinstance(data, str) else data
 
 
 def task_of_object(data: Data | None) -> str | None:

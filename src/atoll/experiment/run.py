@@ -85,9 +85,8 @@ def run(
     if isinstance(method, type):
         made = f"{method.__name__}(net=...)"
         raise ConfigError(f"method is the class {method.__name__}; give its name, or {made}")
-    problems.check_data(data)
     given_method = None if isinstance(method, str) else method
-    given_data = None if isinstance(data, str) else data
+    given_data = problems.data_object(data)
     given_engine = None if isinstance(engine, str) else engine_factory(engine)
     for name in ("set", "epochs"):
         if given_method is not None and options.get(name):

@@ -26,7 +26,7 @@ from atoll.experiment.config import RunConfig, config_text, data_header, make_co
 from atoll.experiment.hardware import choose_device
 from atoll.experiment.history import metric_of, positive_of
 from atoll.experiment.metrics import COMPARED, find_metric
-from atoll.experiment.problem import Data, FederationCache, Problem, check_data, task_of_object
+from atoll.experiment.problem import Data, FederationCache, Problem, data_object, task_of_object
 from atoll.methods import METHODS, method_name, split_preset
 from atoll.studies.baselines import BASELINES, SHORTHANDS, as_method, make_baseline
 from atoll.studies.compare.statistics import ALPHA
@@ -118,7 +118,7 @@ def _named(data: Several) -> Iterator[tuple[str, str | Data]]:
     elif isinstance(data, Iterable):
         yield from (pair for one in data for pair in _named(one))
     else:
-        check_data(data)
+        data_object(data)  # refuses other objects
         yield data.name, data
 
 

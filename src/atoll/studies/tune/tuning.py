@@ -25,7 +25,7 @@ from atoll.core.space import Range
 from atoll.experiment import config as configs
 from atoll.experiment.folder import check_method_files, clear_parts, read_json
 from atoll.experiment.options import TuneOptions
-from atoll.experiment.problem import Data, Problem, check_data
+from atoll.experiment.problem import Data, Problem, data_object
 from atoll.methods import method_name
 from atoll.studies.parallel import check_jobs, choose_jobs
 from atoll.studies.study import PARTS, lock_folder
@@ -89,8 +89,7 @@ def tune(
     if not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("give at least one method by name: atoll.tune(['fedavg'], ...)")
     names = tuple(map(method_name, names))
-    check_data(data)
-    given = None if isinstance(data, str) else data
+    given = data_object(data)
     about = {"data": data} if given is None else {"data": given.name, "objects": ["data"]}
     config = configs.make_config(method=names[0], seeds=trial_seeds, **about, **options)
     ranges = {key: str(wanted) for key, wanted in (search or {}).items()}
