@@ -165,10 +165,10 @@ def test_target_and_label_name_the_column_to_predict(schema: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (OwnOptions(self_loops="error"), "the graph has 1 self-loops, which self_loops = error"),
+        (OwnOptions(self_loops="error"), "the graph has 1 self-loop, which self_loops = error"),
         (
             OwnOptions(duplicate_edges="error"),
-            "the graph has 1 duplicate edges, which duplicate_edges",
+            "the graph has 1 duplicate edge, which duplicate_edges",
         ),
         (OwnOptions(max_categories=2), "holds 3 different texts; at most 2 can become categories"),
         (
