@@ -46,7 +46,7 @@ def accounts(rng: np.random.Generator) -> list[dict[str, object]]:
 
 
 def transfers(rng: np.random.Generator, rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return one row for each transfer. The payer's kind decides the payee's kind."""
+    """Return rows of payer, payee and number of transfers. The payer's kind decides the payee's."""
     bank = np.array([row["bank"] for row in rows])
     kind = np.array([KINDS.index(str(row["kind"])) for row in rows])
     found: list[dict[str, object]] = []

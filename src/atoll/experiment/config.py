@@ -273,7 +273,7 @@ def resolve(config: RunConfig, task: str | None = None) -> tuple[RunConfig, Prot
     continued, split = _in_stream(rules, partition, clients)
     filled = replace(
         config,
-        method=method_name(config.method),
+        method=method_name(config.method) if named else config.method.lower(),
         clients=clients,
         partition=partition if divided else continued,
         split=config.split or split,

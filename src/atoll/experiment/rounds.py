@@ -407,10 +407,13 @@ def check_task(method: Method, federation: Federation) -> None:
     if task_of(method.net) != task:
         net, known = type(method.net).__name__, f"{task_of(method.net)}s"
         raise ConfigError(f"network {net} classifies {known}, but {have}; choose another network")
-    features, classes, shape = federation.features, federation.classes, method.net
+    features, classes = federation.features, federation.classes
+    # A network of one's own may work for any size, and then states none.
+    inputs = getattr(method.net, "features", features)
+    outputs = getattr(method.net, "classes", classes)
     # More classes are valid for nodes. Each graph of a set masks the classes that its set lacks.
-    exact = federation.task.many_graphs and shape.classes != classes
-    if here and (shape.features != features or shape.classes < classes or exact):
-        has = f"the network has {shape.features} features and {shape.classes} classes"
+    exact = federation.task.many_graphs and outputs != classes
+    if here and (inputs != features or outputs < classes or exact):
+        has = f"the network has {inputs} features and {outputs} classes"
         hint = "build it from federation.features and federation.classes"
         raise ConfigError(f"{has}, but the data have {features} and {classes}; {hint}")

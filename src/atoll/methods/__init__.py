@@ -86,7 +86,6 @@ def split_preset(text: str) -> tuple[str, str]:
 def method_name(text: str) -> str:
     """Return a method's usual name, such as `fedpub` for `FED-PUB`. FILE.py:CLASS is unchanged."""
     name, preset = split_preset(text)
-    name = name if ":" in name else name.lower()
     return name + preset.replace("plus", "+").replace("-", "")
 
 
