@@ -282,7 +282,7 @@ class Remote:
         rows = () if isinstance(message, ToAll) else enumerate(self.names)
         there = [i for i, name in rows if name not in self.out]
         if 2 * sum(not all_finite(message.for_one(i)) for i in there) < len(there):
-            why = Failure(BAD, "the server's model only for this site is not finite")
+            why = Failure(BAD, "only the server's model for this site is not finite")
             raise SitesFailed({self.names[i]: why for i in bad})
         if len(self.heard) == 1:
             raise SitesFailed({self.heard[0]: Failure(BAD, f"{problem} only this site")})
