@@ -117,8 +117,9 @@ def finish_replacing(folder: Path) -> None:
 def file_digest(path: str | Path) -> str:
     """Return the SHA-256 of a file, or "" if it cannot be read."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
+        here = Path(path)
+        return hashlib.sha256(here.read_bytes()).hexdigest() if here.is_file() else ""
+    except (OSError, ValueError):
         return ""
 
 

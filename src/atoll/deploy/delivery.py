@@ -60,7 +60,7 @@ from atoll.engines.fleet import NEVER, Fleet, Packet
 from atoll.engines.prepare import prepared
 from atoll.experiment.build import build_method
 from atoll.experiment.card import ABOUT, CARD, OWN, data_facts, privacy_facts, write_card
-from atoll.experiment.config import RunConfig
+from atoll.experiment.config import RunConfig, config_text
 from atoll.experiment.folder import RunFolder
 from atoll.experiment.history import positive_of, select_rule
 from atoll.experiment.metrics import SENT as TOLD
@@ -223,7 +223,7 @@ def deliver(order: Order, fleet: Fleet, folder: Path, signer: Signer) -> dict[st
         manifest = Manifest(
             run=order.run,
             site=site,
-            config=(folder / "config.toml").read_text(encoding="utf-8"),
+            config=config_text(run.config),  # without the comments, which name local paths
             rounds=rounds,
             states=kept,
             files={name: _file(data) for name, data in files.items()},

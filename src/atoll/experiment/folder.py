@@ -32,6 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -415,8 +416,13 @@ def check_method_files(folder: Path, kind: str = "run") -> None:
         return
     text = (folder / CONFIG).read_text(encoding="utf-8")
     for line in re.findall(rf"^{METHOD_FILES}(.+)$", text, re.MULTILINE):
-        for path, digest in json.loads(line).items():
-            if file_digest(path) not in ("", digest):
+        try:
+            files = msgspec.json.decode(line, type=dict[str, str])
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise ConfigError(f"'{folder / CONFIG}' has a broken line: {line}") from error
+        for path, digest in files.items():
+            # The folder may come from elsewhere: a device or a pipe is no method.
+            if Path(path).suffix == ".py" and file_digest(path) not in ("", digest):
                 hint = "undo the change, or start again with --overwrite or another --out"
                 raise ConfigError(f"'{path}' has changed since this {kind} began; {hint}")
 

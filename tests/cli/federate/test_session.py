@@ -34,6 +34,9 @@ def test_a_protocol_that_holds_a_client_out_is_refused() -> None:
 def test_a_protocol_for_graphs_can_be_ordered() -> None:
     config = make_config(method="fedavg", protocol="gcfl", rounds=2)
     assert make_order(config, ("a", "b", "c"), None, 1.0, 100.0).quorum == 2
+    order = make_order(make_config(method="GCFL+"), ("a", "b"), None, 1.0, 100.0)
+    assert 'method = "gcfl"' in order.config  # sites accept only registered names
+    assert 'preset = "plus"' in order.config
     with pytest.raises(ConfigError, match="update limit is 0; give a factor above 1"):
         make_order(config, ("a", "b", "c"), None, 1.0, 0.0)
 

@@ -82,11 +82,17 @@ def make_order(
     config: RunConfig, sites: Strings, quorum: int | None, deadline: float, update_limit: float
 ) -> Order:
     """Make the order for a job, and check names, hyper-parameters and limits before it is sent."""
+    from msgspec.structs import replace
+
     from atoll.deploy.coordinator import Order
     from atoll.experiment.config import config_text, make_config, resolve
     from atoll.experiment.protocols import protocol
-    from atoll.methods import method_class
+    from atoll.methods import method_class, split_preset
 
+    if "method" not in config.objects:  # sites accept only registered names
+        name, preset = split_preset(config.method)
+        setting = {"preset": preset} if preset else {}
+        config = replace(config, method=name, set=setting | config.set)
     given = {key: getattr(config, key) for key in config.__struct_fields__}
     able, meant = method_class(config.method).tasks, protocol(config.protocol).tasks
     task = next((task for task in able if task in meant), able[0])
