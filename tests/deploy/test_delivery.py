@@ -786,6 +786,16 @@ def test_a_seed_that_the_run_does_not_have_hides_no_update(trial):
     assert trial.refused(forged) == "run 'run' has no seed -1"
 
 
+def test_a_manifest_names_no_path_of_the_server(trial):
+    assert trial.run() == {}
+    saved = (trial.folder() / "config.toml").read_text()
+    assert str(Path.cwd()) in saved
+    sent = msgspec.json.decode(trial.packets["site-1"].head["manifest"])["config"]
+    assert str(Path.cwd()) not in sent
+    assert "#" not in sent
+    assert tomllib.loads(sent) == tomllib.loads(saved)
+
+
 def test_a_manifest_is_kept_to_the_byte(trial):
     assert trial.run() == {}
     packet = trial.packets["site-1"]
