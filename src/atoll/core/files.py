@@ -6,6 +6,7 @@ A reader never sees half of a file that `write_atomically` writes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -24,6 +25,7 @@ from atoll.core.errors import ConfigError
 KINDS = "atoll|csv|html|json|lineage|md|npz|png|safetensors|svg|tex|toml|txt"
 TEMPORARY = re.compile(rf"\..+\.({KINDS})\.([a-z0-9_]{{8}}|[0-9]+)")
 """Names of temporary files. They end with random letters or with a process number."""
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK)  # no hard links on the disk
 WRITERS = 8  # threads that wait for the disk at the same time
 AGE = 60.0  # seconds since the last write before a temporary file counts as abandoned
 
@@ -51,10 +53,12 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = 
                 file.flush()
                 os.fsync(file.fileno())
                 os.chmod(name, mode)
-                if new:
-                    os.link(name, path)
+                if not new:
+                    os.replace(name, path)
+                elif _linked(name, path):
                     os.unlink(name)
                 else:
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
                     os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -68,6 +72,17 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, new: bool = 
         os.fsync(folder)  # the new name must survive a power failure, too
     finally:
         os.close(folder)
+
+
+def _linked(name: str, path: Path) -> bool:
+    """Give a file a second name that must not exist. Return False on a disk without hard links."""
+    try:
+        os.link(name, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return False
+    return True
 
 
 def side_by_side(writers: Iterable[Callable[[], object]]) -> None:

@@ -19,7 +19,6 @@ Reading a result needs no data, method or checkpoints.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -82,9 +81,6 @@ class NotFinished(ConfigError):
     """The folder contains a run that has not ended."""
 
 
-NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK)  # no hard links on the disk
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of a run, and the content of its files. The first write creates it."""
@@ -101,19 +97,8 @@ class RunFolder:
 
     def claim(self, config: RunConfig) -> None:
         """Write the configuration of a new run. Only one of several runs in a folder succeeds."""
-        path, content = self.path / CONFIG, saved_text(config).encode()
         try:
-            try:
-                write_atomically(path, content, new=True)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-                try:
-                    write_atomically(path, content)
-                except BaseException:
-                    path.unlink(missing_ok=True)
-                    raise
+            write_atomically(self.path / CONFIG, saved_text(config).encode(), new=True)
         except FileExistsError:
             _refuse_second(self.path)
 
