@@ -79,3 +79,15 @@ def test_many_differences_that_no_seed_shows_are_one_sentence(tmp_path: Path) ->
         r"(about|more than) \d+ seeds would show all of these differences, and \d+ the clearest\.",
         told,
     )
+
+
+def test_different_networks_are_named(tmp_path: Path) -> None:
+    nets = {"a": "GCN", "b": "Duo", "c": "GCN"}
+    runs = [outcome(tmp_path, name, noisy(0.8)) for name in nets]
+    assert "Networks" not in compared(runs).markdown()
+    for run, net in zip(runs, nets.values(), strict=True):
+        model = run.folder / "model/seed-0/model.toml"
+        model.parent.mkdir(parents=True)
+        model.write_text(f'net = "{net}"\n')
+    assert "Networks: gcn of a and c; duo of b. Differences" in compared(runs).markdown()
+    assert "Networks" not in compared(runs[::2]).markdown()

@@ -26,7 +26,7 @@ def printed_tables(tables: Iterable[ComparisonTable], alpha: float) -> list[Tabl
     """Make every table with its conclusions, its notes and the errors of failed rows."""
     found, given = [], set[str]()  # print a note of several tables only once
     for table in tables:
-        notes = [*_which_test(table, alpha), *_scored_models(table)]
+        notes = [*_which_test(table, alpha), *_scored_models(table), *_networks(table)]
         if positive := table.about.get("positive_class"):
             notes.append(f"Positive class: {positive}.")
         notes = [note for note in notes if note not in given]
@@ -164,6 +164,18 @@ def _scored_models(table: ComparisonTable) -> list[str]:
         f"Trained on the pooled data of all clients, without privacy: {listed(pooled)}.": pooled,
     }
     return [note for note, applies in notes.items() if applies]
+
+
+def _networks(table: ComparisonTable) -> list[str]:
+    """List the networks of the methods if they differ."""
+    nets: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.network:
+            nets.setdefault(row.network, []).append(row.method)
+    if len(nets) < 2:
+        return []
+    used = "; ".join(f"{net} of {listed(names)}" for net, names in nets.items())
+    return [f"Networks: {used}. Differences can be effects of the networks (--set net=NAME)."]
 
 
 def p_text(p: float, alpha: float = ALPHA) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -17,6 +18,7 @@ import numpy as np
 from atoll.engines.ledger import SCORE
 from atoll.experiment.baseline import KINDS, POOLED
 from atoll.experiment.metrics import spread
+from atoll.nn import NETS
 from atoll.studies.compare.plan import ComparisonRequest, problem_of
 from atoll.studies.compare.statistics import PairedTest, RankTest, against, rank_test, ranks
 from atoll.studies.study_run import Json, RunOutcome
@@ -36,6 +38,7 @@ class ComparedRow:
     megabytes: float = math.nan  # training traffic per round, up and down
     seconds: float = math.nan  # of the median round
     scored: str = ""  # the evaluated model: "global", "personalised", "local", or a baseline's kind
+    network: str = ""  # as in `--set net=NAME`; "" if it has none
     validation: float = math.nan  # mean validation score, or NaN if missing
     point: Mapping[str, object] = field(default_factory=dict)  # selected by validation
     points: int = 1  # size of the grid; 1 without a grid
@@ -145,8 +148,16 @@ def _row(
     costs: Json = {"seconds": summary["seconds"]["per_round"]}
     costs["megabytes"] = sum(summary["bytes"].values()) / rounds / 1e6
     about: Json = {"scored": summary["scored"], "point": winner.run.labels["point"]}
+    about["network"] = _network(winner)
     about |= {"validation": _validation(winner, metric), "std": spread(scores)}
     return replace(empty, scores=scores, mean=float(scores.mean()), **costs, **about)
+
+
+def _network(outcome: RunOutcome) -> str:
+    """Return the name of a run's network, whose class is in the description of its model."""
+    models = sorted(outcome.folder.glob("model/seed-*/model.toml"))
+    made = tomllib.loads(models[0].read_text()).get("net", "") if models else ""
+    return next((name for name, kind in NETS.items() if kind.__name__ == made), str(made))
 
 
 def _same_clients(
@@ -204,7 +215,8 @@ def compare_overall(
         found: Json = {"mean": float(by_seed.mean()), "std": spread(by_seed)}
         for name in ("megabytes", "seconds", "validation"):
             found[name] = float(np.mean([getattr(one, name) for one in own]))
-        rows.append(replace(row, scored=own[0].scored, points=own[0].points, **found))
+        found |= {name: getattr(own[0], name) for name in ("scored", "network", "points")}
+        rows.append(replace(row, **found))
     metric = tables[0].metric if len({table.metric for table in tables}) == 1 else "score"
     overall = ComparisonTable("", None, metric, tables[0].seeds, tuple(rows), len(tables))
     return _with_tests(overall, request)
