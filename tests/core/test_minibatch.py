@@ -147,7 +147,7 @@ def test_only_clients_with_more_training_graphs_than_a_batch_are_cut():
     federation, chosen = small_graph_federation(), Graphs(3)
     cut = [with_batching(graph, chosen) for graph in federation.graphs]
     assert [graph.batching for graph in cut] == [WHOLE, chosen, chosen, WHOLE]
-    assert [graph.held_out is None for graph in cut] == [True, False, False, True]
+    assert all(graph.held_out is not None and graph.training is not None for graph in cut)
     assert all(not with_batching(graph, WHOLE).batching.cuts for graph in cut)
 
 
@@ -169,6 +169,56 @@ def test_one_batch_that_holds_everything_is_the_full_batch():
     ours, full = trained(client(batch_size=50)), trained(client(batch_size=0))
     for one, other in zip(leaves(ours), leaves(full), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_client_without_batches_trains_on_its_training_graphs_only():
+    graph = replace(client(), batching=WHOLE)
+    ready = with_batching(graph, WHOLE)
+    (batch, _), *others = minibatches(ready, make_key(1))
+    assert not others
+    assert set(root_ids(batch)) == set(graph.ids[graph.train > 0].tolist())
+    assert len(batch.edges[0]) == int((graph.train[graph.root][graph.edges[0]] > 0).sum())
+    for ours, full in zip(leaves(trained(ready)), leaves(trained(graph)), strict=True):
+        torch.testing.assert_close(ours, full, rtol=1e-10, atol=1e-12)
+    seen = list[int]()
+
+    def loss(params: Tree, graph: Graph, key: Tensor) -> Tensor:
+        seen.append(graph.num_nodes)
+        return on_training_graphs(params, graph, key)
+
+    for why in ("", "it reads all graphs"):
+        fit(loss, NET.init(make_key(4)), Adam(), None, 1, make_key(9), ready, needs_whole=why)
+    assert seen == [batch.num_nodes, graph.num_nodes]
+
+
+@pytest.mark.parametrize("role", ["train", "val"])
+def test_a_client_without_training_or_other_graphs_stays_whole(role):
+    graph = replace(client(), batching=WHOLE)
+    empty = torch.zeros_like(graph.train)
+    lacking = {"train": empty} if role == "train" else {"val": empty, "test": empty}
+    ready = with_batching(replace(graph, **lacking), WHOLE)
+    assert ready.training is None
+    assert ready.held_out is None
+
+
+def test_every_batch_has_the_views_that_a_step_has_added():
+    graph = with_batching(client(), Graphs(3))
+    added = {"number": graph.ids.unsqueeze(1).double(), "listed": training_nodes(graph)}
+    for names in (["number"], ["number", "listed"]):  # one by node; also a list of nodes
+        views = graph.views | {name: added[name] for name in names}
+        for batching in (Graphs(3), WHOLE):
+            given = replace(with_batching(client(), batching), views=views)
+            for batch, _ in minibatches(given, make_key(2)):
+                assert batch.views["number"].squeeze(1).tolist() == batch.ids.tolist()
+                if "listed" in names:
+                    assert sorted(batch.views["listed"].tolist()) == training_nodes(batch).tolist()
+    roomy = padded(graph)
+    with no_reads(torch.device("cpu")):
+        views = graph.views | {"number": added["number"]}
+        batches = list(minibatches(replace(roomy, views=views), make_key(2)))
+    for batch, _ in batches:
+        rows = batch.views["number"].squeeze(1)[batch.real > 0]
+        assert rows.tolist() == batch.ids[batch.real > 0].tolist()
 
 
 def test_every_batch_is_a_step_on_its_own_graphs():

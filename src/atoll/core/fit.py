@@ -7,6 +7,7 @@ A method's client step calls `fit` with its loss, and a server that trains calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 
@@ -62,6 +63,8 @@ def fit(
         raise ConfigError(
             f"{needs_whole}, so it cannot train on mini-batches; give batch_size 0 (all at once)"
         )
+    if needs_whole:
+        graph = replace(graph, training=None)
     steps = (
         (partial(_on, loss, batch), noise)
         for epoch in range(epochs)

@@ -97,8 +97,10 @@ class Graph:
     class_weights: Tensor | None = None
     focal: float = static(default=0.0)
     batching: Batching = static(default=WHOLE)  # the batches of `fit`; an engine attaches it
-    held_out: Graph | None = None  # only validation and test graphs, for scoring
-    training: Graph | None = None  # only the training graphs, for cheap mini-batches
+    # Only for many small graphs, and attached by an engine: the validation and test graphs, for
+    # scoring, and the training graphs, for training.
+    held_out: Graph | None = None
+    training: Graph | None = None
     derived: Tree = None  # the result of `Method.derive`, if an engine has cached it
     # The first stage in which a node, (N,), or an edge, (E,), exists, int8 (`core.stages`). None if
     # all exist from the start. `later` is the graph of the next stage, if an engine trains on it.

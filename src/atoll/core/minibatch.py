@@ -28,10 +28,11 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
     """Yield (graph, key) for each step of an epoch. The graph is the whole graph or a batch."""
     # Networks read only the views of a batch. Its x and edges have wrong shapes, so that a loss
     # that reads them fails.
+    training = with_new_views(graph)
     if isinstance(graph.batching, Whole):
-        yield graph, key
+        yield graph if training is None else training, key
         return
-    training = training_graphs(graph) if graph.training is None else graph.training
+    training = training_graphs(graph) if training is None else training
     # Sort by hashes of ids, so that the batches do not depend on the numbering of the nodes.
     draw = fold(fold(key, "order"), training.at_roots(training.ids))
     batches = _batches(training, torch.argsort(draw, stable=True), graph.batching)
@@ -40,15 +41,22 @@ def minibatches(graph: Graph, key: Tensor) -> Iterator[tuple[Graph, Tensor]]:
 
 
 def with_batching(graph: Graph, batching: Batching) -> Graph:
-    """Attach a batching, or `WHOLE` if all training graphs fit into one batch."""
-    if not is_cut(graph, batching):
-        return replace(graph, batching=WHOLE)
-    # Most graphs of a client are training graphs, so scoring must not predict them.
-    graph = replace(graph, batching=batching)
-    assert graph.roots is not None
-    held_out = whole_graphs(graph, graph.roots[graph.at_roots(graph.val + graph.test) > 0])
-    graph = replace(graph, held_out=held_out, training=training_graphs(graph))
-    return padded(graph) if graph.y.is_cuda else graph
+    """Attach a batching, or `WHOLE` if all training graphs fit into one batch.
+
+    Training then reads only the training graphs of a client with many graphs, and scoring only the
+    others.
+    """
+    cut = is_cut(graph, batching)
+    graph = replace(graph, batching=batching if cut else WHOLE)
+    if graph.roots is None:
+        return graph
+    training, others = graph.train.nonzero().squeeze(1), (graph.val + graph.test).nonzero()
+    if not cut and not (len(training) and len(others)):
+        return graph
+    parts = training_graphs(graph) if cut else whole_graphs(graph, training)
+    held_out = whole_graphs(graph, others.squeeze(1))
+    graph = replace(graph, training=parts, held_out=held_out)
+    return padded(graph) if cut and graph.y.is_cuda else graph
 
 
 def padded(graph: Graph) -> Graph:
@@ -89,6 +97,25 @@ def training_graphs(graph: Graph) -> Graph:
     """Keep only the training graphs, and only the parts that mini-batches contain."""
     cut = whole_graphs(graph, graph.train.nonzero().squeeze(1))
     return replace(cut, x=cut.real, edges=cut.edges[0, :0], edge_weight=cut.edge_weight[:0])
+
+
+def with_new_views(graph: Graph) -> Graph | None:
+    """Return the training graphs, with the views that a step has added to the whole graph.
+
+    Return None if the engine has attached no training graphs, or if a new view has no row per node.
+    """
+    if graph.training is None or graph.root is None:
+        return None
+    training = graph.training
+    new = {name: view for name, view in graph.views.items() if name not in training.views}
+    if not new or not all(map(_by_node, new.values())):
+        return None if new else training
+    # The nodes of training graphs in the order of `whole_graphs`. A GPU can record this selection,
+    # because the number of these nodes is known.
+    owner = torch.where(pick(graph.train, graph.root) > 0, graph.root, graph.num_nodes)
+    nodes = torch.argsort(owner, stable=True)[: training.num_nodes]
+    found = {name: pick(view, nodes) for name, view in new.items() if isinstance(view, Tensor)}
+    return replace(training, views=training.views | found)
 
 
 def whole_graphs(graph: Graph, roots: Tensor) -> Graph:

@@ -90,7 +90,10 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         same = (_is_same(view, graph.x) for view, graph in zip(found, graphs, strict=True))
         return x if all(same) else _stack_matrix(found, nodes)  # stack features only once
 
-    later = [graph.later for graph in graphs if graph.later is not None]
+    def inner(name: str) -> Graph | None:
+        found = [part for graph in graphs if (part := getattr(graph, name)) is not None]
+        return stack_graphs(found) if found else None
+
     return Graph(
         x=x,
         edges=torch.stack([_pad(graph.edges.T, edges, nodes - 1).T for graph in graphs]),
@@ -104,7 +107,9 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         class_weights=padded("class_weights", 0),
         focal=graphs[0].focal,
         task_name=graphs[0].task_name,
-        later=stack_graphs(later) if later else None,
+        held_out=inner("held_out"),
+        training=inner("training"),
+        later=inner("later"),
     )
 
 

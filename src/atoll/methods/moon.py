@@ -122,6 +122,7 @@ class MOON(Averaging):
             unit(self._compared(self.model.embed(layers.join_parts(part, own), graph)))
             for part in (state.previous, received)
         )
+        graph = replace(graph, training=None) if self.nodes == "all" else graph  # not only training
         return replace(graph, views={**graph.views, CONTRAST: graph.from_roots(previous - current)})
 
     def _compared(self, z: Tensor) -> Tensor:
