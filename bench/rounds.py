@@ -17,14 +17,16 @@ from bench.processes import RunError, environment
 RUNNER = Path(__file__).with_name("rounds_runner.py")
 WARM_UP = 2  # rounds that the later ones exclude: AdaFGL's step 2 starts in the second
 CORA = ("--data", "cora", "--clients", "10", "--partition", "louvain", "--epochs", "3")
-MOLECULES = ("--data", "molecules", "--protocol", "gcfl")
+PLUS = ("--protocol", "gcfl", "--set", "preset=plus")
 WORK = {
     "fedavg": CORA,
     "fedtad": (*CORA, "--set", "iterations=5"),
-    "gcfl": (*MOLECULES, "--set", "preset=plus"),
+    "gcfl": ("--data", "molecules", *PLUS),
+    "gcfl:proteins": ("--data", "PROTEINS", "--clients", "10", *PLUS),
     "fedsage+": CORA,
     "adafgl": (*CORA, "--set", "federated_rounds=1"),
 }
+"""The options of each case. A case is a method, or a method and its data."""
 
 
 @click.command()
@@ -76,7 +78,7 @@ def in_turn(
     method: str, options: tuple[str, ...], sources: tuple[Path, Path], rounds: int, threads: int
 ) -> list[list[float]]:
     """Return the seconds of all rounds, then the test accuracy, for each source."""
-    shared = (method, *options, "--rounds", str(rounds), "--seeds", "1", "--device", "cpu")
+    shared = (method.partition(":")[0], *options, "--rounds", str(rounds), "--seeds", "1", "--device", "cpu")
     with ExitStack() as stack:
         sides = [
             stack.enter_context(
