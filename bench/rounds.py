@@ -78,7 +78,8 @@ def in_turn(
     method: str, options: tuple[str, ...], sources: tuple[Path, Path], rounds: int, threads: int
 ) -> list[list[float]]:
     """Return the seconds of all rounds, then the test accuracy, for each source."""
-    shared = (method.partition(":")[0], *options, "--rounds", str(rounds), "--seeds", "1", "--device", "cpu")
+    name, how = method.partition(":")[0], ("--seeds", "1", "--device", "cpu")
+    shared = (name, *options, "--rounds", str(rounds), *how)
     with ExitStack() as stack:
         sides = [
             stack.enter_context(

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.core.batching import WHOLE, Graphs, batching_of
 from atoll.core.errors import ConfigError
 from atoll.core.fit import fit
-from atoll.core.graph import Distinct, Graph, Matrix, with_views
+from atoll.core.graph import Distinct, Graph, Matrix, Sparse, with_views
 from atoll.core.losses import cross_entropy
 from atoll.core.minibatch import minibatches, padded, whole_graphs, with_batching
 from atoll.core.optim import Adam
@@ -86,6 +86,19 @@ def test_a_batch_is_the_graph_that_its_graphs_would_make_alone(sparse, chosen):
         kept = {(int(cut.ids[u]), int(cut.ids[v])) for u, v in cut.edges.T.tolist()}
         assert kept == {(u, v) for u, v in ends if u in cut.ids.tolist()}
         assert cut.edges[0].tolist() == sorted(cut.edges[0].tolist())
+
+
+def test_a_dense_form_is_cut_with_its_matrix():
+    graph = client(sparse=True)
+    both = {
+        name: replace(view, dense=view.to_dense()) if isinstance(view, Sparse) else view
+        for name, view in {**graph.views, "x": graph.x}.items()
+    }
+    cut = whole_graphs(replace(graph, views=both), graph.roots[torch.tensor([1, 3, 6])])
+    found = [view for view in cut.views.values() if isinstance(view, Sparse)]
+    assert {view.square for view in found} == {True, False}
+    for view in found:
+        assert torch.equal(view.dense, replace(view, dense=None).to_dense())
 
 
 def test_a_list_of_nodes_is_cut_to_those_in_the_batch():

@@ -337,7 +337,9 @@ def cut_sparse(matrix: Sparse, nodes: Tensor, place: Tensor) -> Sparse:
         counts = torch.bincount(columns, minlength=matrix.shape[1])
         t_offsets = (counts.cumsum(0) - counts).to(torch.int32)
     own, t_columns, t_values = (offsets, columns, rows, values), rows[t_order], values[t_order]
-    return Sparse(*own, t_offsets, t_columns, t_order, t_values, matrix.square)
+    dense = matrix.dense if matrix.dense is None else matrix.dense[nodes]
+    dense = dense[:, nodes] if dense is not None and matrix.square else dense
+    return Sparse(*own, t_offsets, t_columns, t_order, t_values, matrix.square, dense)
 
 
 def _entries(offsets: Tensor, matrix: Sparse, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
