@@ -12,8 +12,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.core.batching import batching_of
+from atoll.core.batching import WHOLE, batching_of
 from atoll.core.graph import Graph, Sparse, sparse_matrix, with_views
+from atoll.core.minibatch import with_batching
 from atoll.core.tree import take
 from atoll.engines.stacking import make_buckets, outline, stack_graphs, stack_sparse
 from atoll.nn.views import sparse_features, training_nodes
@@ -114,6 +115,20 @@ def test_many_graphs_are_stacked_with_padding_that_stands_for_itself():
         for by in ("nodes", "train", "uniform"):
             assert torch.equal(one.size(by), graph.size(by))
     assert torch.equal(whole.has_classes[0], graphs[0].has_classes)
+
+
+def test_training_graphs_are_stacked_if_all_clients_have_them():
+    graphs = [with_batching(graph, WHOLE) for graph in small_graph_federation().graphs]
+    whole = stack_graphs(graphs)
+    for name in ("training", "held_out"):
+        inner = getattr(whole, name)
+        for k, graph in enumerate(graphs):
+            own = getattr(graph, name)
+            assert torch.equal(inner.ids[k, : own.num_nodes], own.ids)
+            assert int(inner.real[k].sum()) == own.num_nodes
+    lacking = [replace(graphs[0], training=None), *graphs[1:]]
+    assert stack_graphs(lacking).training is None
+    assert stack_graphs(lacking).held_out is not None
 
 
 def test_lists_of_nodes_are_padded_to_the_longest_with_the_node_of_padding():

@@ -11,14 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.core.batching import WHOLE, Batching, Graphs
 from atoll.core.dp import Noised
+from atoll.core.task import GRAPHS
 from atoll.core.tree import leaves, tree_map
 from atoll.experiment.metrics import METRICS
 from atoll.experiment.rounds import Experiment
 from atoll.experiment.sweep import Sweep
 from atoll.methods import METHODS
 from atoll.nn import NETS
-from atoll.testing import double_precision, relabelled, small_federation
+from atoll.testing import (
+    double_precision,
+    relabelled,
+    small_federation,
+    small_graph_federation,
+)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -57,6 +64,23 @@ def test_replays_are_exact(name: str, fraction: float) -> None:
     assert replayed.replay is not None
     whole = replayed.replay.how == "rounds are recorded and replayed"
     assert whole == ((name, fraction) not in NOT_WHOLE)
+
+
+@pytest.mark.parametrize("batching", [WHOLE, Graphs(3)], ids=["whole", "batches"])
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if GRAPHS.name in m.tasks])
+def test_replays_of_sets_of_graphs_are_exact(name: str, batching: Batching) -> None:
+    """And they agree with a CPU, which neither pads mini-batches nor records rounds."""
+    federation = small_graph_federation()
+    made = METHODS[name](NETS["gin-graph"](federation.features, federation.classes, hidden=8))
+    how = {"rounds": 6, "seed": 3, "batching": batching}
+    with double_precision():
+        eager, replayed, cpu = (
+            Experiment(made, federation, device=device, replay=replay, **how).run()
+            for device, replay in (("cuda", False), ("cuda", True), ("cpu", None))
+        )
+    for scored, scores in eager.history.scores.items():
+        np.testing.assert_array_equal(scores, replayed.history.scores[scored])
+        np.testing.assert_allclose(scores, cpu.history.scores[scored], atol=1e-6)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "gradient-norms"])

@@ -92,7 +92,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
 
     def inner(name: str) -> Graph | None:
         found = [part for graph in graphs if (part := getattr(graph, name)) is not None]
-        return stack_graphs(found) if found else None
+        return stack_graphs(found) if len(found) == len(graphs) else None
 
     return Graph(
         x=x,
