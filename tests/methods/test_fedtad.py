@@ -143,7 +143,7 @@ BASES = {"fedprox": FedProx, "fedath": FedATH, "gcfl": GCFL, "personalised": Rin
 @pytest.mark.long
 @pytest.mark.parametrize("preset", FedTAD.presets)
 def test_contract_of_the_presets(preset):
-    check_method(partial(FedTAD, **FedTAD.presets[preset], **SMALL), rounds=2)
+    check_method(partial(FedTAD, **{**FedTAD.presets[preset], **SMALL}), rounds=2)
 
 
 @pytest.mark.long
