@@ -139,9 +139,12 @@ class _OneUpdate:
     def __init__(self, clients: Clients, method: Noised) -> None:
         self.clients, self.method = clients, method
 
-    positions, total, replies, round, key, require_finite, happens = (
+    positions, numbers, total, replies, round = (
         property(attrgetter(f"clients.{name}"))
-        for name in ("positions", "total", "replies", "round", "key", "require_finite", "happens")
+        for name in ("positions", "numbers", "total", "replies", "round")
+    )
+    key, require_finite, happens = (
+        property(attrgetter(f"clients.{name}")) for name in ("key", "require_finite", "happens")
     )
 
     def __len__(self) -> int:

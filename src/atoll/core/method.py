@@ -196,6 +196,8 @@ class Clients(Protocol):
 
     @property
     def positions(self) -> Tensor: ...  # in the federation, ascending, (K,) int64
+    @property
+    def numbers(self) -> Tensor: ...  # for noise of each client, the same in any order, (K,) int64
     def __len__(self) -> int: ...  # the number of participants
     @property
     def total(self) -> int: ...  # the number of clients in the federation

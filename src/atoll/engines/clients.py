@@ -52,6 +52,10 @@ class Participants:
     sampled: bool = False  # whether positions were drawn on the device, unknown to Python
 
     @property
+    def numbers(self) -> Tensor:
+        return self.simulation.numbers[self.positions]
+
+    @property
     def total(self) -> int:
         return len(self.simulation.federation)
 

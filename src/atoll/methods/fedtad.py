@@ -241,6 +241,7 @@ class FedTAD(Wrapper, Averaging):
         # Matrices are stored by column, so products with all of them need no copy.
         stored = tree_map(lambda w: w.mT.contiguous().mT if w.dim() > 2 else w, teachers)
         lesson = self.lesson(stored, _share(server.phi[rows]), personal)
+        lesson = replace(lesson, numbers=clients.numbers)
         start = server.generator, server.generator_moments, students, moments
         generator, its_moments, students, moments = lesson.play(*start, clients.key)
         if personal:
@@ -263,6 +264,7 @@ class Lesson:
     teachers: Tree  # the participants' trained models, stacked (K, ...)
     share: Tensor  # r_k of each teacher and class, (K, C); columns sum to one or zero
     personal: bool  # whether students are stacked (one per participant) or a single model
+    numbers: Tensor | None = None  # of the participants, for their noise, (K,); None: 0, 1, ...
 
     @cached_property
     def labels(self) -> Tensor:
@@ -391,7 +393,8 @@ class Lesson:
             return predict(graph, models, None, noise)
         keys = []
         if noise is not None:
-            keys = [fold(noise, torch.arange(len(leaves(models)[0]), device=noise.device))]
+            rows = torch.arange(len(leaves(models)[0]), device=noise.device)
+            keys = [fold(noise, rows if self.numbers is None else self.numbers)]
         each = torch.func.vmap(lambda model, *key: predict(graph, model, None, *key))
         found: Tensor = each(models, *keys)
         return found
