@@ -35,6 +35,18 @@ def test_numbers_of_a_figure_are_those_of_its_file(path: Path) -> None:
         assert any(max(abs(mean - m), abs(std - s)) < 0.051 for m, s in known), one
 
 
+@pytest.mark.parametrize("name", ["gcfl-6", "gcfl-7", "gcfl-8"])
+def test_mean_gains_are_those_of_the_file(name: str) -> None:
+    text = section(name)
+    axis = {"gcfl-6": "clients", "gcfl-7": "features", "gcfl-8": "sequences"}[name]
+    gains: dict[tuple[str, ...], list[float]] = {}
+    for row in csv.DictReader((RESULTS / "figures" / f"{name}.csv").read_text().splitlines()):
+        gains.setdefault((row["dataset"], row["method"], row[axis]), []).append(float(row["gain"]))
+    for key, found in gains.items():
+        mean = f"{sum(found) / len(found):.1f}".replace("-", "−")
+        assert f"| {mean} " in text, (key, mean)
+
+
 def test_pictures_are_small_and_on_the_page() -> None:
     pictures = sorted((RESULTS / "figures").glob("*.png"))
     assert {path.stem for path in NUMBERS} <= {re.sub(r"(-\d+).*", r"\1", p.stem) for p in pictures}
