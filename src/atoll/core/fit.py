@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.core.batching import Whole
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
-from atoll.core.minibatch import minibatches
+from atoll.core.minibatch import minibatches, with_new_views
 from atoll.core.optim import Optimizer
 from atoll.core.random import fold
 from atoll.core.tree import Tree, inside_transform, leaves, with_leaves
@@ -63,8 +63,8 @@ def fit(
         raise ConfigError(
             f"{needs_whole}, so it cannot train on mini-batches; give batch_size 0 (all at once)"
         )
-    if needs_whole:
-        graph = replace(graph, training=None)
+    # Once for all epochs.
+    graph = replace(graph, training=None if needs_whole else with_new_views(graph))
     steps = (
         (partial(_on, loss, batch), noise)
         for epoch in range(epochs)

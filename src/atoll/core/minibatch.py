@@ -104,12 +104,14 @@ def with_new_views(graph: Graph) -> Graph | None:
 
     Return None if the engine has attached no training graphs, or if a new view has no row per node.
     """
-    if graph.training is None or graph.root is None:
+    if (training := graph.training) is None:
         return None
-    training = graph.training
+    assert graph.root is not None
     new = {name: view for name, view in graph.views.items() if name not in training.views}
-    if not new or not all(map(_by_node, new.values())):
-        return None if new else training
+    if not new:
+        return training
+    if not all(map(_by_node, new.values())):
+        return None
     # The nodes of training graphs in the order of `whole_graphs`. A GPU can record this selection,
     # because the number of these nodes is known.
     owner = torch.where(pick(graph.train, graph.root) > 0, graph.root, graph.num_nodes)
