@@ -46,6 +46,11 @@ class Toy:
         return Reply({"h": graph.real * 2}), None
 
     @client_step
+    def items(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
+        parts = [graph.training, graph.held_out]  # without them, a harmless reply of their size
+        return Reply([torch.zeros(27) if g is None else g.y.to(graph.real) for g in parts]), None
+
+    @client_step
     def edges(self, graph: Graph, message: Tree, state: Tree, key: Tensor) -> Any:
         return Reply(graph.edge_weight), None
 
@@ -124,6 +129,10 @@ def test_it_is_refused_even_if_all_clients_are_equally_large():
     graph = small_federation().graphs[0]
     with pytest.raises(WireError, match="would send"):
         ask(wire(Federation((graph, graph), CLASSES)), TOY.nodes)
+    graph = small_graph_federation().graphs[0]
+    # The probes have the parts of a real client, too.
+    with pytest.raises(WireError, match="would send"):
+        ask(wire(Federation((graph, graph), CLASSES)), TOY.items)
 
 
 def test_a_declared_node_axis_may_leave():

@@ -137,17 +137,6 @@ def test_broken_folders_get_one_sentence(saved, tmp_path, file, content, sentenc
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_from_another_machine_finds_the_data_of_this_one(tmp_path):
-    root = tmp_path / "data"
-    root.mkdir()
-    atoll.run("local", "lagoon:nodes=100", rounds=1, out=tmp_path / "run", data_root=str(root))
-    assert RunFolder(tmp_path / "run").config.data_root == str(root)
-    root.rmdir()
-    moved = RunFolder(tmp_path / "run")
-    assert moved.config.data_root is None
-    assert moved.located_config.data_root is None
-
-
 def test_a_missing_folder(tmp_path):
     with pytest.raises(AtollError, match="does not exist"):
         open_run(tmp_path / "nothing")

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from atoll.core.batching import WHOLE
 from atoll.core.errors import WireError
 from atoll.core.federation import Federation
 from atoll.core.graph import Graph, View, make_graph, with_views
 from atoll.core.method import Step
+from atoll.core.minibatch import with_batching
 from atoll.core.random import fold, make_key, uniform
 from atoll.core.tree import Tree, leaves, named_leaves, structure, tree_map
 from atoll.engines.codec import check_like, decode, encode
@@ -105,10 +107,12 @@ def make_probe(
 ) -> Probe:
     """Make two probe clients with a federation's task, features and classes.
 
-    They have the dtype and device of `like`. `more` is a number of additional nodes for each.
+    They have the dtype and device of `like`, and the parts of a real client (`with_batching`), so
+    that a step cannot tell them apart. `more` is a number of additional nodes for each.
     """
     sizes = federation.classes + 5 + more, federation.classes + 8 + more
-    small, large = (with_views(_probe_graph(size, federation, like), views) for size in sizes)
+    graphs = (with_views(_probe_graph(size, federation, like), views) for size in sizes)
+    small, large = (with_batching(graph, WHOLE) for graph in graphs)
     return Probe((small, large))
 
 

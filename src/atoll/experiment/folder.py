@@ -202,12 +202,12 @@ class RunFolder:
     @cached_property
     def config(self) -> RunConfig:
         """The run's configuration."""
-        return _config_here(read_config(self._config_file))
+        return make_config(**read_config(self._config_file))
 
     @property
     def located_config(self) -> RunConfig:
         """The run's configuration, with paths that are valid in any folder."""
-        return _config_here(located_options(self._config_file))
+        return make_config(**located_options(self._config_file))
 
     @property
     def _config_file(self) -> Path:
@@ -370,17 +370,6 @@ def located_options(file: Path) -> dict[str, Any]:
         for key in (key for key, is_path in paths.items() if is_path and key in found):
             found[key] = str(Path(found[key]).expanduser().absolute())
     return found
-
-
-def _config_here(options: Mapping[str, Any]) -> RunConfig:
-    """Make a saved run's configuration.
-
-    A folder of data sets that does not exist here counts as not given: the run is from another
-    machine, and this machine's own folder may have the data.
-    """
-    root = options.get("data_root")
-    moved = root is not None and not Path(root).expanduser().is_dir()
-    return make_config(**{**options, "data_root": None} if moved else options)
 
 
 def started_in(folder: Path) -> Path | None:
