@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.core.aggregate import (
+    Adaptive,
     Averaged,
     Mean,
     Median,
@@ -268,10 +269,21 @@ def test_a_rule_with_a_state_runs_with_every_averaging_method(name, tmp_path):
             assert torch.equal(one, other)
 
 
-def test_privacy_accepts_only_the_mean():
+def test_privacy_accepts_only_rules_that_read_the_mean():
+    method = small("fedavg", aggregate=Adaptive(lr=0.1))
+    assert Noised(net=method.net, base=method, clip=1.0, noise=1.0).base is method
     method = small("fedavg", aggregate=Median())
     with pytest.raises(ConfigError, match=r"only aggregate=mean.*remove --set aggregate"):
         Noised(net=method.net, base=method, clip=1.0, noise=1.0)
+
+
+def test_a_rule_of_the_mean_gives_the_same_step_for_stacked_updates():
+    rule, weight = Adaptive("yogi", lr=0.5), torch.tensor([3.0, 5.0, 2.0])
+    state = rule.init(MODELS[0])
+    found, after = rule(MODELS, weight, make_key(0), state)
+    wanted, moments = rule.step(average(MODELS, weight), state)
+    assert torch.equal(found, wanted)
+    assert torch.equal(after.square, moments.square)
 
 
 def test_fedproto_takes_a_rule_only_where_it_averages_models():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.core.aggregate import Adaptive
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.optim import SGD, Adam
@@ -87,7 +88,7 @@ def test_sgd_with_momentum(engine: str) -> None:
 
 def test_yogi_does_not_move_where_it_already_is() -> None:
     # sign(0) = 0: v stays where Δ² equals it.
-    method = FedOpt(NET, server_optimizer="yogi", tau=0.5)
+    method = Adaptive("yogi", tau=0.5)
     v = torch.tensor([0.25, 0.25, 0.25])
     moved = method._square(v, torch.tensor([0.5, -0.5, 0.0]))
     assert torch.equal(moved, v)
@@ -158,10 +159,10 @@ def test_every_server_has_its_own_defaults_and_they_can_be_set() -> None:
     def built(**settings: Any) -> Any:
         return build_method(resolve(make_config(method="fedopt", set=settings))[0], 5, 3)
 
-    assert built(server_optimizer="sgd").server_rates == (1, 0)
-    assert built().server_rates == (0.03, 0.9)
-    assert built(server_optimizer="adagrad").server_rates == (0.1, 0)
-    assert built(server_lr="0.5", server_beta1="0.25").server_rates == (0.5, 0.25)
+    assert built(server_optimizer="sgd").adaptive.rates == (1, 0)
+    assert built().adaptive.rates == (0.03, 0.9)
+    assert built(server_optimizer="adagrad").adaptive.rates == (0.1, 0)
+    assert built(server_lr="0.5", server_beta1="0.25").adaptive.rates == (0.5, 0.25)
     assert built(lr="0.3").optimizer == SGD(0.3, 5e-4)
 
 
@@ -178,3 +179,15 @@ def test_every_server_has_its_own_defaults_and_they_can_be_set() -> None:
 def test_what_is_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem.replace(".", r"\.")):
         FedOpt(NET, **settings)
+
+
+@engines
+@pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad"])
+def test_fedavg_with_an_adaptive_server_is_fedopt(engine: str, optimizer: Any) -> None:
+    federation, client = small_federation(), SGD(lr=0.5)
+    rule = Adaptive(optimizer, lr=0.2, tau=1e-2)
+    ours = run(FedAvg(NET, client, aggregate=rule), federation, engine).server
+    settings: Any = {"server_optimizer": optimizer, "server_lr": 0.2, "tau": 1e-2}
+    theirs = run(FedOpt(NET, client, **settings), federation, engine).server
+    assert all(map(torch.equal, leaves(ours.model), leaves(theirs.model)))
+    assert all(map(torch.equal, leaves(ours.rule.square), leaves(theirs.square)))

@@ -1,4 +1,4 @@
-"""Reef: FedProx if its parts are off, a class prior, and a choice by likelihood."""
+"""Reef: FedAvg if its parts are off, a class prior, and a choice by likelihood."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from atoll.core.aggregate import Adaptive, Mean
 from atoll.core.graph import with_views
+from atoll.core.optim import SGD
 from atoll.core.random import make_key
 from atoll.core.tree import leaves
 from atoll.engines.base import ENGINES
-from atoll.methods import FedProx, Reef
+from atoll.methods import FedAvg, Reef
 from atoll.methods.reef import Kept
 from atoll.nn.residual import Duo
 from atoll.testing import CLASSES, FEATURES, small_federation
@@ -21,17 +23,18 @@ from tests.methods.quadratic import run
 NET = Duo(FEATURES, CLASSES, hidden=4)
 
 
-class Sum(FedProx):
-    """FedProx on the same network with the sum of both losses."""
+class Sum(FedAvg):
+    """FedAvg on the same network with the sum of both losses."""
 
     def loss(self, params, graph, key):
         return sum(graph.task.loss(one, graph) for one in self.net.each(params, graph, key))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_a_prior_the_models_are_those_of_fedprox(engine):
-    ours = run(Reef(NET, mu=0.3, prior=0.0), engine)
-    theirs = run(Sum(NET, mu=0.3), engine)
+@pytest.mark.parametrize("rule", [Mean(), Adaptive(lr=0.1)])
+def test_without_a_prior_the_models_are_those_of_fedavg(engine, rule):
+    ours = run(Reef(NET, prior=0.0, aggregate=rule), engine)
+    theirs = run(Sum(NET, SGD(lr=0.5), aggregate=rule), engine)
     assert all(map(torch.equal, leaves(ours.server), leaves(theirs.server)))
 
 

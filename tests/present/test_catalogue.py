@@ -15,7 +15,10 @@ def test_rows_name_the_default_and_the_allowed_values() -> None:
     rows = {key: rest for key, *rest in hyper_rows(METHODS["fedprox"])}
     assert not {"net", "optimizer", "features", "classes"} & set(rows)
     assert rows["aggregate"][0] == "mean"
-    assert rows["aggregate"][2] == "mean or median"
+    assert rows["aggregate"][2] == "mean or median or adaptive"
+    assert {key: rest for key, *rest in hyper_rows(METHODS["reef"])}["aggregate"][0] == (
+        "adaptive:lr=0.1"
+    )
     assert {key: value for key, value, *_ in hyper_rows(Adam, Adam(lr=0.5))}["lr"] == "0.5"
 
 

@@ -4,7 +4,8 @@
     server <- next_server(self.aggregate, server, reply, key)    in every round
 
 `average` and `mix` are plain functions. A `Rule`, such as the median, replaces the mean: a method
-that averages has a field `aggregate`, and `--set aggregate=median` selects the rule. The server's
+that averages has a field `aggregate`, and `--set aggregate=median` selects the rule. `Adaptive` is
+the server optimizer of FedOPT as a rule. The server's
 tree stores the rule's state: in `Averaged` if the tree is only a model, otherwise in the field
 `rule` of the method's own record (`aggregated`).
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.core.hyper import Limits, Positive, ShareBelowOne
 from atoll.core.random import fold
 from atoll.core.tree import Tree, record, tree_map
 
@@ -62,12 +64,100 @@ class Stateless(ABC):
         """Combine stacked updates (K, ...) with weights (K,) into one update."""
 
 
+class OfMean(ABC):
+    """A rule that reads the updates only through their weighted mean.
+
+    Differential privacy accepts these rules, because its noise is in the mean.
+    """
+
+    def init(self, model: Tree) -> Tree:
+        return None
+
+    def __call__(
+        self, updates: Tree, weight: Tensor, key: Tensor, state: Tree
+    ) -> tuple[Tree, Tree]:
+        return self.step(average(updates, weight), state)
+
+    @abstractmethod
+    def step(self, update: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """Return the server's update and the next state, given the mean of the updates."""
+
+
 @dataclass(frozen=True)
-class Mean(Stateless):
+class Mean(OfMean):
     """The weighted mean of the updates."""
 
-    def combined(self, updates: T, weight: Tensor) -> T:
-        return average(updates, weight)
+    def step(self, update: Tree, state: Tree) -> tuple[Tree, Tree]:
+        return update, state
+
+
+@record
+class Moments:
+    """The state of `Adaptive`: running means of the update and of its square (None for sgd)."""
+
+    mean: Tree
+    square: Tree
+
+
+@dataclass(frozen=True)
+class Adaptive(OfMean):
+    """A server optimizer whose gradient is the mean update Δ (Reddi et al., 2021).
+
+        m <- β1 m + (1 - β1) Δ                   from zero.
+        v <- v + Δ²                              adagrad.
+        v <- v - (1 - β2) Δ² sign(v - Δ²)        yogi.
+        v <- β2 v + (1 - β2) Δ²                  adam;  all from v = τ².
+        update: η m / (√v + τ)                   sgd:  η m.
+
+    There is no bias correction.
+    """
+
+    optimizer: Annotated[Literal["adam", "yogi", "adagrad", "sgd"], "optimizer of the server"] = (
+        "adam"
+    )
+    lr: Annotated[
+        float | None,
+        Limits(above=0, words="a positive learning rate"),
+        "η: learning rate of the server; none: by optimizer",
+    ] = None
+    beta1: Annotated[
+        float | None, Limits(low=0, below=1), "β1: decay of m per round; none: by optimizer"
+    ] = None
+    beta2: Annotated[ShareBelowOne, "β2: decay of v per round"] = 0.99
+    tau: Annotated[Positive, "τ: start of √v, and least divisor of a step"] = 1e-3
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Return η and β1: the given values, or else the defaults of the optimizer."""
+        lr, beta1 = SERVER_RATES[self.optimizer]
+        return lr if self.lr is None else self.lr, beta1 if self.beta1 is None else self.beta1
+
+    def init(self, model: Tree) -> Moments:
+        square = None
+        if self.optimizer != "sgd":
+            square = tree_map(lambda x: torch.full_like(x, self.tau**2), model)
+        return Moments(tree_map(torch.zeros_like, model), square)
+
+    def step(self, update: Tree, state: Moments) -> tuple[Tree, Moments]:
+        lr, beta1 = self.rates
+        mean = tree_map(lambda d, m: torch.lerp(d, m, beta1), update, state.mean)
+        direction, square = mean, None
+        if self.optimizer != "sgd":
+            square = tree_map(self._square, state.square, update)
+            direction = tree_map(lambda m, v: m / (v.sqrt() + self.tau), mean, square)
+        return tree_map(lambda d: lr * d, direction), Moments(mean, square)
+
+    def _square(self, v: Tensor, update: Tensor) -> Tensor:
+        new, share = update**2, 1 - self.beta2
+        if self.optimizer == "adagrad":
+            return v + new
+        if self.optimizer == "yogi":
+            return v - share * new * torch.sign(v - new)
+        return torch.lerp(v, new, share)
+
+
+SERVER_RATES = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1.0, 0.0)}
+"""The defaults of η and β1 for each optimizer of `Adaptive`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +175,7 @@ class Median(Stateless):
 
 Aggregate = Annotated[Rule, "rule that combines the clients' models into one"]
 """The type of a method's field `aggregate`."""
-RULES: dict[str, type[Rule]] = {"mean": Mean, "median": Median}
+RULES: dict[str, type[Rule]] = {"mean": Mean, "median": Median, "adaptive": Adaptive}
 """Every rule, by its name in `--set aggregate=NAME`."""
 
 
@@ -129,9 +219,13 @@ def combine(
     rule: Rule, received: T, models: T, weight: Tensor, key: Tensor, state: Tree
 ) -> tuple[T, Tree]:
     """Combine the stacked models, trained from `received`. Return the model and the rule state."""
-    if type(rule) is Mean:
-        # Not received + mean update: adding and subtracting the model would round twice.
-        return average(models, weight), state
+    if isinstance(rule, OfMean):
+        # Not the mean of the updates: subtracting the received model would round every model.
+        mean = average(models, weight)
+        if type(rule) is Mean:
+            return mean, state
+        update, state = rule.step(tree_map(torch.sub, mean, received), state)
+        return tree_map(torch.add, received, update), state
     updates = tree_map(lambda after, before: after - before, models, received)
     update, state = rule(updates, weight, fold(key, "aggregate"), state)
     return tree_map(torch.add, received, update), state

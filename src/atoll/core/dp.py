@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from atoll.core.aggregate import Mean
+from atoll.core.aggregate import Mean, OfMean
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph
 from atoll.core.message import Message
@@ -85,10 +85,10 @@ class Noised(Wrapper):
                 f"{type(self.base).__name__} cannot be made differentially private: {why}; remove "
                 "--dp, or choose another method (docs/federation.md lists them)"
             )
-        if type(getattr(self.base, "aggregate", Mean())) is not Mean:
+        if not isinstance(getattr(self.base, "aggregate", Mean()), OfMean):
             raise ConfigError(
-                "differential privacy accepts only aggregate=mean, because the reported epsilon "
-                "counts on the sum of all noise; remove --set aggregate, or --dp"
+                "differential privacy accepts only aggregate=mean or adaptive, because the "
+                "reported epsilon counts on the sum of all noise; remove --set aggregate, or --dp"
             )
 
     def init(self, clients: Clients) -> Tree:

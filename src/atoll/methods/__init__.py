@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from atoll.core.aggregate import SERVER_RATES
 from atoll.core.errors import ConfigError, described, unknown
 from atoll.core.files import file_digest
 from atoll.core.method import Method
@@ -28,7 +29,6 @@ from atoll.methods.feddc import FedDC as FedDC
 from atoll.methods.fedgnn import FedGNN as FedGNN
 from atoll.methods.fedgta import FedGTA as FedGTA
 from atoll.methods.fediih import FedIIH as FedIIH
-from atoll.methods.fedopt import SERVER_OPTIMIZERS
 from atoll.methods.fedopt import FedOpt as FedOpt
 from atoll.methods.fedper import FedPer as FedPer
 from atoll.methods.fedproto import FedProto as FedProto
@@ -95,7 +95,7 @@ def method_class(name: str) -> type[Method]:
         return METHODS[known]
     name += ":" if name.endswith(".py") else ""  # the error below lists the file's classes
     if ":" not in name:
-        if (server := name.lower().removeprefix("fed")) in SERVER_OPTIMIZERS:
+        if (server := name.lower().removeprefix("fed")) in SERVER_RATES:
             hint = f"it is fedopt with --set server_optimizer={server}"
             raise ConfigError(f"unknown method '{name}'; {hint}")
         raise unknown("method", name, METHODS)

@@ -27,9 +27,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from atoll.core.aggregate import Aggregate, Mean, aggregated
+from atoll.core.aggregate import Adaptive, Aggregate, Mean, Moments, aggregated
 from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients
@@ -38,9 +37,6 @@ from atoll.core.space import USUAL_SGD, Real, Settings, paper_grid
 from atoll.core.task import TASKS
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record, tree_map
-
-SERVER_OPTIMIZERS = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1, 0)}
-"""The defaults of η_s and β1 for each optimizer of the server."""
 
 
 @record
@@ -82,18 +78,15 @@ class FedOpt(Averaging):
     for_graphs: ClassVar[Settings] = {"lr": 0.03}
 
     @property
-    def server_rates(self) -> tuple[float, float]:
-        """Return η_s and β1: the given values, or else the defaults of the optimizer."""
-        lr, beta1 = SERVER_OPTIMIZERS[self.server_optimizer]
-        lr = lr if self.server_lr is None else self.server_lr
-        return lr, beta1 if self.server_beta1 is None else self.server_beta1
+    def adaptive(self) -> Adaptive:
+        """Return the server's optimizer."""
+        rates = self.server_lr, self.server_beta1, self.server_beta2
+        return Adaptive(self.server_optimizer, *rates, self.tau)
 
     def init(self, clients: Clients) -> Server:
-        model, square = self.start(clients.key), None
-        if self.server_optimizer != "sgd":
-            square = tree_map(lambda x: torch.full_like(x, self.tau**2), model)
-        mean = tree_map(torch.zeros_like, model)
-        return Server(model, mean, square, self.aggregate.init(model))
+        model = self.start(clients.key)
+        first = self.adaptive.init(model)
+        return Server(model, first.mean, first.square, self.aggregate.init(model))
 
     def round(self, server: Server, clients: Clients) -> Server:
         reply = clients.map(self.train, ToAll(server.model))
@@ -102,24 +95,11 @@ class FedOpt(Averaging):
 
     def step(self, server: Server, target: Tree) -> Server:
         """Take one server step in the direction of the mean model."""
-        lr, beta1 = self.server_rates
+        lr, beta1 = self.adaptive.rates
         if self.server_optimizer == "sgd" and not beta1:
             # x + η_s (target - x), which equals the target bit for bit if η_s = 1.
             model = tree_map(lambda x, y: torch.lerp(x, y, lr), server.model, target)
             return replace(server, model=model)
         delta = tree_map(torch.sub, target, server.model)
-        mean = tree_map(lambda d, m: torch.lerp(d, m, beta1), delta, server.mean)
-        direction, square = mean, None
-        if self.server_optimizer != "sgd":
-            square = tree_map(self._square, server.square, delta)
-            direction = tree_map(lambda m, v: m / (v.sqrt() + self.tau), mean, square)
-        model = tree_map(lambda x, d: x + lr * d, server.model, direction)
-        return Server(model, mean, square)
-
-    def _square(self, v: Tensor, delta: Tensor) -> Tensor:
-        new, share = delta**2, 1 - self.server_beta2
-        if self.server_optimizer == "adagrad":
-            return v + new
-        if self.server_optimizer == "yogi":
-            return v - share * new * torch.sign(v - new)
-        return torch.lerp(v, new, share)
+        update, state = self.adaptive.step(delta, Moments(server.mean, server.square))
+        return Server(tree_map(torch.add, server.model, update), state.mean, state.square)

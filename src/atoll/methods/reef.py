@@ -1,17 +1,20 @@
 """Reef: average two networks, and let each client add its class prior and weigh the networks.
 
-    θ_i <- fit of Σ_b CE(f_b + log π_i) + μ/2 ‖θ - θ̄‖²;   θ̄ <- Σ_i n_i θ_i / Σ_i n_i
+    θ_i <- fit of Σ_b CE(f_b + log π_i) from θ;   Δ = Σ_i n_i (θ_i - θ) / Σ_i n_i
+    θ <- θ + η m / (√v + τ)                       m, v: running means of Δ and Δ²
 
-    client i predicts  Σ_b w_ib p_b,   p_b = softmax(f_b(θ̄_b) + log π_i)
+    client i predicts  Σ_b w_ib p_b,   p_b = softmax(f_b(θ_b) + log π_i)
 
 The branches b are a GCN and a residual network (`net=duo`). π_i are the class frequencies of the
 client's training nodes. The client adds their logarithm to the logits, in training and for its
 predictions (logit adjustment, Menon et al., 2021). So the averaged networks need not learn which
 classes are frequent at which client. A client weighs three settings by the likelihood of its
 validation nodes: the GCN, the residual network, and the mean of both. These weights give w_ib.
+Clients use plain SGD, and the server takes FedOPT's step (`core.aggregate.Adaptive`).
 
 Wire, per client and round:  down  model      up  model, num_nodes
-Private state: the optimizer's moments, the class frequencies, and the score of every setting.
+Private state: the class frequencies, the score of every setting, and the optimizer's moments if it
+has any.
 Floats per client and round: 2P + 1 for P parameters of both networks.
 Departures from the reference code: none, because the method is Atoll's own.
 """
@@ -24,12 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.aggregate import Aggregate, Mean, Update
+from atoll.core.aggregate import Adaptive, Aggregate, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, Share, WeightBy
 from atoll.core.method import client_step
-from atoll.core.optim import pull
-from atoll.core.space import USUAL, Real
+from atoll.core.optim import SGD, Optimizer
+from atoll.core.space import USUAL_SGD, Real
 from atoll.core.training import Averaging
 from atoll.core.tree import Tree, record
 from atoll.nn.residual import Duo
@@ -49,15 +52,15 @@ class Reef(Averaging):
     """Two averaged networks with each client's class prior, and a choice between them."""
 
     net: Duo
-    mu: Annotated[NonNegative, "μ: weight of the pull towards the received model"] = 0.1
+    optimizer: Optimizer = SGD(lr=0.5)
     prior: Annotated[NonNegative, "weight of the client's log class frequencies"] = 1.0
     memory: Annotated[Share, "share of a setting's earlier scores in its score"] = 0.8
     sharpness: Annotated[NonNegative, "weight of a validation node in the choice"] = 1.0
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "keep"
-    aggregate: Aggregate = Mean()
+    aggregate: Aggregate = Adaptive(lr=0.1)
 
-    space = USUAL | {"mu": Real(1e-2, 1, log=True), "prior": Real(0, 1)}
+    space = USUAL_SGD | {"prior": Real(0, 1)}
     nets = ("duo",)
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"
@@ -77,11 +80,8 @@ class Reef(Averaging):
             first, second = self.net.each(params, graph, key)
             return graph.task.loss(first + prior, graph) + graph.task.loss(second + prior, graph)
 
-        def bent(grads: Tree, params: Tree) -> Tree:
-            return pull(grads, params, received, self.mu)
-
         before = None if state is None else state.moments
-        model, moments = self.fit(graph, received, before, key, loss=loss, adjust=bent)
+        model, moments = self.fit(graph, received, before, key, loss=loss)
         return Update(model, graph.size(self.weight_by)), Kept(moments, prior, scores)
 
     def _prior(self, graph: Graph) -> Tensor:

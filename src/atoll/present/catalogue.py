@@ -132,12 +132,19 @@ def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, s
         default = hyper.default if made is None else getattr(made, key)
         takes = hyper.allowed
         if hyper.kind is Rule:
-            names = (name for name, rule in RULES.items() if type(default) is rule)
-            default, takes = next(names, str(default)), " or ".join(RULES)
+            default, takes = _rule_text(default), " or ".join(RULES)
         elif key == "base":
             takes = "another method"
         rows.append((key, "none" if default is None else str(default), hyper.meaning, takes))
     return rows
+
+
+def _rule_text(rule: Any) -> str:
+    """Write an aggregation rule as for `--set aggregate`: `adaptive:lr=0.1`."""
+    name = next((name for name, known in RULES.items() if type(rule) is known), str(rule))
+    others = {key: getattr(rule, key) for key in hypers(type(rule))}
+    words = [f"{key}={value}" for key, value in others.items() if value != getattr(type(rule), key)]
+    return ":".join([name, ",".join(words)] if words else [name])
 
 
 def _unwrapped(words: str) -> str:

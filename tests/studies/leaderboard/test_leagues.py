@@ -90,12 +90,14 @@ def test_every_method_has_twelve_trials_on_seeds_that_are_not_scored(everything_
 def test_the_ablation_has_every_method_that_can_use_the_network_of_reef(everything_here) -> None:
     entries, notes = plan_league("ablation", Wanted(data=["cora"]))
     found = labels(entries)
-    assert {"reef", "reef without the pull", "fedavg:net=duo", "local:net=duo"} <= set(found)
+    assert {"reef", "reef without the server's step", "fedavg:net=duo", "local:net=duo"} <= set(
+        found
+    )
     assert "reef:net=duo" not in found  # this is reef itself
     assert "fedath:net=duo" in notes[0]
     assert all(entry.run.config.seeds == 5 for entry in entries)
     by_label = {entry.key[-1]: entry.run.config for entry in entries}
-    assert by_label["reef without the pull"].set == {"mu": "0"}
+    assert by_label["reef without the server's step"].set == {"aggregate": "mean"}
     assert by_label["only the GCN"].method == "fedprox"
 
 
