@@ -73,7 +73,9 @@ def same(together, alone, tolerance: float = 1e-6) -> None:
 def test_all_methods(name: str, fraction: float) -> None:
     with double_precision():
         method = METHODS[name]
-        net = NETS[(*method.nets, "gcn")[0]](FEATURES, CLASSES, hidden=5)
+        # In a residual network of a few units, a layer norm's gradient is almost zero, and the
+        # server's step of Reef enlarges its rounding error in every round.
+        net = NETS[(*method.nets, "gcn")[0]](FEATURES, CLASSES, hidden=16)
         asked = experiments(method(net, **SHORTER.get(name, {})), fraction=fraction)
         sweep = Sweep(asked)
         for run in sweep.runs:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.core.aggregate import Adaptive
+from atoll.core.aggregate import Adaptive, Moments
 from atoll.core.errors import ConfigError
 from atoll.core.federation import Federation
 from atoll.core.optim import SGD, Adam
@@ -88,10 +88,9 @@ def test_sgd_with_momentum(engine: str) -> None:
 
 def test_yogi_does_not_move_where_it_already_is() -> None:
     # sign(0) = 0: v stays where Δ² equals it.
-    method = Adaptive("yogi", tau=0.5)
-    v = torch.tensor([0.25, 0.25, 0.25])
-    moved = method._square(v, torch.tensor([0.5, -0.5, 0.0]))
-    assert torch.equal(moved, v)
+    rule, v = Adaptive("yogi", tau=0.5), torch.tensor([0.25, 0.25, 0.25])
+    _, after = rule.step(torch.tensor([0.5, -0.5, 0.0]), Moments(torch.zeros(3), v))
+    assert torch.equal(after.square, v)
 
 
 # Reductions

@@ -12,9 +12,10 @@ tree stores the rule's state: in `Averaged` if the tree is only a model, otherwi
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.nn import functional
 from atoll.core.hyper import Limits, Positive, ShareBelowOne
 from atoll.core.random import fold
 from atoll.core.tree import Tree, record, tree_map
+from atoll.core.vmap.leaves import on_leaves
 
 T = TypeVar("T")
 
@@ -139,21 +141,22 @@ class Adaptive(OfMean):
         return Moments(tree_map(torch.zeros_like, model), square)
 
     def step(self, update: Tree, state: Moments) -> tuple[Tree, Moments]:
-        lr, beta1 = self.rates
-        mean = tree_map(lambda d, m: torch.lerp(d, m, beta1), update, state.mean)
-        direction, square = mean, None
-        if self.optimizer != "sgd":
-            square = tree_map(self._square, state.square, update)
-            direction = tree_map(lambda m, v: m / (v.sqrt() + self.tau), mean, square)
-        return tree_map(lambda d: lr * d, direction), Moments(mean, square)
+        (lr, beta1), beta2, tau = self.rates, self.beta2, self.tau
+        numbers = lr, beta1, beta2, tau
 
-    def _square(self, v: Tensor, update: Tensor) -> Tensor:
-        new, share = update**2, 1 - self.beta2
-        if self.optimizer == "adagrad":
-            return v + new
-        if self.optimizer == "yogi":
-            return v - share * new * torch.sign(v - new)
-        return torch.lerp(v, new, share)
+        def second(v: Any, new: Any) -> Any:
+            if self.optimizer == "adagrad":
+                return v + new * new
+            if self.optimizer == "yogi":
+                return v - (1 - beta2) * (new * new) * (v - new * new).sign()
+            return v.lerp(new * new, 1 - beta2)
+
+        mean = on_leaves(lambda d, m: d.lerp(m, beta1), update, state.mean, numbers=numbers)
+        if self.optimizer == "sgd":
+            return on_leaves(lambda m: lr * m, mean, numbers=numbers), Moments(mean, None)
+        square = on_leaves(second, state.square, update, numbers=numbers)
+        found = on_leaves(lambda m, v: lr * (m / (v.sqrt() + tau)), mean, square, numbers=numbers)
+        return found, Moments(mean, square)
 
 
 SERVER_RATES = {"adam": (0.03, 0.9), "yogi": (0.03, 0.9), "adagrad": (0.1, 0.0), "sgd": (1.0, 0.0)}
@@ -224,8 +227,8 @@ def combine(
         mean = average(models, weight)
         if type(rule) is Mean:
             return mean, state
-        update, state = rule.step(tree_map(torch.sub, mean, received), state)
-        return tree_map(torch.add, received, update), state
+        update, state = rule.step(on_leaves(operator.sub, mean, received), state)
+        return on_leaves(operator.add, received, update), state
     updates = tree_map(lambda after, before: after - before, models, received)
     update, state = rule(updates, weight, fold(key, "aggregate"), state)
     return tree_map(torch.add, received, update), state

@@ -19,6 +19,7 @@ from atoll.core.hyper import LearningRate, NonNegative, ShareBelowOne
 from atoll.core.kernels import on_gpu
 from atoll.core.tree import Tree, inside_transform, leaves, record, tree_map, with_leaves
 from atoll.core.vmap import kernels
+from atoll.core.vmap.leaves import on_leaves
 from atoll.core.vmap.stacks import Constant, Dims, Vmap, as_batch, call
 from atoll.core.vmap.varied import Varied, is_zero, scalar
 
@@ -245,13 +246,16 @@ class SGD:
     def update(
         self, grads: Tree, params: Tree, state: SGDState, *, owned: bool = False
     ) -> tuple[Tree, SGDState]:
+        numbers = self.lr, self.weight_decay, self.momentum
         if not is_zero(self.weight_decay):
-            grads = tree_map(lambda g, p: g + self.weight_decay * p, grads, params)
+            decay = self.weight_decay
+            grads = on_leaves(lambda g, p: g + decay * p, grads, params, numbers=numbers)
         if self.momentum:
             # torch starts from the first gradient, which equals a start with zero velocity.
-            grads = tree_map(lambda v, g: self.momentum * v + g, state.velocity, grads)
+            kept = self.momentum
+            grads = on_leaves(lambda v, g: kept * v + g, state.velocity, grads, numbers=numbers)
             state = SGDState(grads)
-        return tree_map(lambda p, g: p - self.lr * g, params, grads), state
+        return on_leaves(lambda p, g: p - self.lr * g, params, grads, numbers=numbers), state
 
 
 @record

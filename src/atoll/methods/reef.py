@@ -60,7 +60,7 @@ class Reef(Averaging):
     optimizer_state: OptimizerState = "keep"
     aggregate: Aggregate = Adaptive(lr=0.1)
 
-    space = USUAL_SGD | {"prior": Real(0, 1)}
+    space = USUAL_SGD | {"weight_decay": Real(0, 1e-2), "prior": Real(0, 1)}
     nets = ("duo",)
     made_for = (Duo, "Reef trains two networks side by side")
     deployed = "personalised"

@@ -98,7 +98,7 @@ def test_the_ablation_has_every_method_that_can_use_the_network_of_reef(everythi
     assert all(entry.run.config.seeds == 5 for entry in entries)
     by_label = {entry.key[-1]: entry.run.config for entry in entries}
     assert by_label["reef without the server's step"].set == {"aggregate": "mean"}
-    assert by_label["only the GCN"].method == "fedprox"
+    assert by_label["only the GCN"].method == "fedopt"
 
 
 def test_a_choice_of_methods_data_partitions_and_budget(everything_here) -> None:

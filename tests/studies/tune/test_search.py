@@ -148,12 +148,12 @@ def test_the_advice_to_search_suits_the_field(tmp_path: Path) -> None:
     asked = make_config(method=f"{path}:Named")
     notes = space_of(asked, resolve(asked)[0], "node")[1]
     advised = [note.rpartition("--search ")[2] for note in notes]
-    names = {"aggregate": "mean,median", "kind": "one,two", "warm": "true,false"}
+    names = {"aggregate": "mean,median,adaptive", "kind": "one,two", "warm": "true,false"}
     assert advised == [*(f"{key}={values}" for key, values in names.items()), "most=LOW..HIGH"]
     search = {key: parse_range(key, values) for key, values in names.items()}
     found = space_of(asked, resolve(asked)[0], "node", None, search)[0]
     assert {key: found[key].values for key in names} == {
-        "aggregate": ("mean", "median"), "kind": ("one", "two"), "warm": (True, False),
+        "aggregate": ("mean", "median", "adaptive"), "kind": ("one", "two"), "warm": (True, False),
     }  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def page_text(
         "Seeds vary partition, split and initialisation.",
         "The designers of Reef knew the test scores of the development sets:",
         f"{', '.join(sets)}.",
-        f"Reef's design {frozen}. The further sets were scored only after that.",
+        f"Reef's design {frozen}. It was scored on the further sets only after that.",
         "",
         *([ROWS, ""] if own else []),
         *([f"![{drawn.alt}]({image})", ""] if drawn else []),
