@@ -13,7 +13,14 @@ from torch.nn import functional
 
 from atoll.core.errors import ConfigError
 from atoll.core.graph import Graph, make_graph
-from atoll.core.losses import class_means, cross_entropy, masked_mean, sq_distance, with_loss
+from atoll.core.losses import (
+    class_means,
+    cross_entropy,
+    log_probabilities,
+    masked_mean,
+    sq_distance,
+    with_loss,
+)
 
 
 def labelled(train: list[int]) -> Graph:
@@ -144,3 +151,9 @@ def test_an_impossible_loss_is_one_sentence(weights, loss, words):
     with pytest.raises(ConfigError) as refused:
         with_loss(labelled([1, 1, 1, 1]), 3, weights, loss)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_log_probabilities_are_those_of_torch(scale: float) -> None:
+    found = log_probabilities(logits() * scale)
+    torch.testing.assert_close(found, (logits() * scale).log_softmax(-1))

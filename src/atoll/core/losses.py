@@ -143,6 +143,14 @@ def with_loss(graph: Graph, classes: int, weights: str | None, loss: str | None)
     return replace(graph, class_weights=each.to(graph.train.dtype), focal=focal)
 
 
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Return `log_softmax` of the last axis, on a CPU in a third of its time for few classes."""
+    if logits.is_cuda:  # one kernel
+        return logits.log_softmax(-1)
+    below, log_total = below_top(logits)
+    return below - log_total.unsqueeze(-1)
+
+
 def below_top(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits minus their row's maximum, (N, C), and the logsumexp of these, (N,)."""
     # Their difference is `log_softmax`, for which torch takes three times as long for few classes.

@@ -25,11 +25,11 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from atoll.core.aggregate import Adaptive, Aggregate, Update
 from atoll.core.graph import Graph
 from atoll.core.hyper import NonNegative, OptimizerState, Share, WeightBy
+from atoll.core.losses import log_probabilities
 from atoll.core.method import client_step
 from atoll.core.optim import SGD, Optimizer
 from atoll.core.space import USUAL_SGD, Real
@@ -105,7 +105,7 @@ class Reef(Averaging):
 
     def _logs(self, params: Tree, graph: Graph, prior: Tensor, key: Tensor | None = None) -> Tensor:
         """Return the log probabilities of both networks, (2, N, C)."""
-        return functional.log_softmax(torch.stack(self.net.each(params, graph, key)) + prior, -1)
+        return log_probabilities(torch.stack(self.net.each(params, graph, key)) + prior)
 
     def predict(
         self, graph: Graph, message: Tree, state: Kept | None, key: Tensor | None = None
