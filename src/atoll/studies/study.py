@@ -25,11 +25,13 @@ from atoll.experiment.problem import FederationCache
 from atoll.experiment.status import read_events
 from atoll.studies import study_run
 from atoll.studies.parallel import check_jobs, choose_jobs, run_parallel
+from atoll.studies.seeds import FOLDER as SEEDS
+from atoll.studies.seeds import collect_seeds, spread_seeds
 from atoll.studies.study_run import Json, RunOutcome, StudyObserver, StudyRun, read_outcome
 
 PARTS = (
     *("study.json", "events.jsonl", "cells", "compare.csv", "compare.md", "compare.json"),
-    *("optuna.db*", "trials.csv", "tune.json", "history.png"),
+    *("optuna.db*", "trials.csv", "tune.json", "history.png", SEEDS),
 )
 """Files that `atoll compare` and `atoll tune` write into the folder of a study."""
 
@@ -66,6 +68,20 @@ def run_study(
     with lock_folder(folder):
         finished = _prepare(folder, runs, about, adds=adds, clear=overwrite)
         observer.begin(runs, len(finished))
+        collect_seeds(folder)
+        if not log and not at_once:
+
+            def run_seeds(
+                to: Path, parts: Sequence[StudyRun], watcher: StudyObserver, count: int
+            ) -> None:
+                how: Json = {"dearest_first": dearest_first, "at_once": False, "jobs": count}
+                run_study(
+                    to, parts, about={"kind": "seeds"}, observer=watcher, federations=federations,
+                    adds=True, **how,
+                )  # fmt: skip
+
+            waiting_runs = [run for run in runs if run.name not in finished]
+            spread_seeds(folder, waiting_runs, jobs, observer, run_seeds)
         groups = _groups(folder, runs, at_once)
         todo = [group for group in groups if group[0].name not in finished]
         waiting = [run.config for run in runs if run.name not in finished]

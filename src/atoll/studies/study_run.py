@@ -344,7 +344,8 @@ def cost_of(config: RunConfig) -> float:
     if on_gpu(full):  # on a GPU, seeds, epochs and clients add little time
         gpu = costs["gpu"]
         most = max(gpu.get(full.method, 5.0), gpu.get(base, 0.0))
-        return (full.rounds or 1) / 100 * most * costs["gpu_data"].get(name, 1.0)
+        turns = 1 if full.batch_size is None else full.seeds
+        return (full.rounds or 1) / 100 * most * costs["gpu_data"].get(name, 1.0) * turns
     work = (full.rounds or 1) * (full.epochs or 1) * full.seeds / 300
     method = costs["methods"].get(full.method, 2.0) + costs["methods"].get(base, 0.0)
     sets = (name,) if name in costs["data"] else sets_of_group(name) or (name,)
@@ -354,6 +355,14 @@ def cost_of(config: RunConfig) -> float:
 def memory_of(config: RunConfig) -> int:
     """Estimate the bytes of memory of a process with this run."""
     return PROCESS + COPIES * _data_bytes(config)
+
+
+def has_batches(config: RunConfig) -> bool:
+    """Whether a run has mini-batches, whose seeds a GPU trains one after another."""
+    try:
+        return resolve(config)[0].batch_size is not None
+    except AtollError:
+        return False  # running it raises the error
 
 
 def gpu_memory_of(config: RunConfig) -> int:
