@@ -17,6 +17,7 @@ from atoll.core.aggregate import (
     Mean,
     Median,
     Update,
+    aggregated,
     average,
     combine,
     first_server,
@@ -284,6 +285,45 @@ def test_a_rule_of_the_mean_gives_the_same_step_for_stacked_updates():
     wanted, moments = rule.step(average(MODELS, weight), state)
     assert torch.equal(found, wanted)
     assert torch.equal(after.square, moments.square)
+
+
+@pytest.mark.parametrize("base", [Mean, Adaptive])
+@pytest.mark.parametrize("name", ["__call__", "combined"])
+def test_a_rule_of_the_mean_cannot_read_single_updates(base, name):
+    with pytest.raises(ConfigError, match=r"Own derives from OfMean.*define `step`, or derive"):
+        type("Own", (base,), {name: lambda self, updates, *rest: updates})
+    mixin = type("Mixin", (), {name: lambda self, updates, *rest: updates})
+    with pytest.raises(ConfigError, match="read only the mean"):
+        type("Own", (mixin, base), {})
+
+
+def test_models_of_a_reply_in_another_order_meet_their_own():
+    received = {"a": torch.zeros(2), "b": torch.full((2,), 10.0)}
+    replies = {"b": torch.full((3, 2), 11.0), "a": torch.ones(3, 2)}
+    rule = Adaptive("sgd", lr=1.0)
+    found, _ = combine(rule, received, replies, torch.ones(3), make_key(0), rule.init(received))
+    assert found["a"].tolist() == [1, 1]
+    assert found["b"].tolist() == [11, 11]
+
+
+def test_a_server_of_another_rule_is_refused():
+    method = small("fedavg", aggregate=Adaptive())
+    with pytest.raises(ConfigError, match="began with another rule; start the run again"):
+        aggregated(method.aggregate, MODELS[0], Update(MODELS, torch.ones(3)), make_key(0))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"optimizer": "adagrat"}, "unknown optimizer 'adagrat'; did you mean 'adagrad'"),
+        ({"lr": -1.0}, "lr is -1.0; give a positive learning rate"),
+        ({"beta1": 1.0}, "beta1 is 1.0; give"),
+        ({"tau": 1e300}, "tau is 1e.300; give a positive number up to a million"),
+    ],
+)
+def test_a_wrong_parameter_of_the_server_is_one_sentence(values, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Adaptive(**values)
 
 
 def test_fedproto_takes_a_rule_only_where_it_averages_models():

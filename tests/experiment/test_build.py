@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 import atoll
-from atoll.core.aggregate import RULES, Mean, Median, Stateless
+from atoll.core.aggregate import RULES, Adaptive, Mean, Median, Stateless
 from atoll.core.errors import ConfigError
 from atoll.core.method import task_of
 from atoll.core.optim import SGD
@@ -81,6 +81,8 @@ def test_a_plug_and_its_base_get_the_same_rule() -> None:
         ),
         ("fedavg", "trimmed:f=some", "f cannot be 'some'; it takes a whole number"),
         ("fedavg", "trimmed:f", "'trimmed:f' cannot be read; options follow the name as"),
+        ("fedavg", "adaptive:lr=many", "lr cannot be 'many'; it takes a number or none"),
+        ("fedopt", "adaptive", "fedopt has its own server optimizer; remove"),
         ("local", "median", "local takes no aggregation rule: nothing is aggregated; remove"),
         ("fedpub", "median", "fedpub takes no aggregation rule: every client gets a mixture"),
         ("gcfl", "median", "gcfl takes no aggregation rule: the mean of each cluster's updates"),
@@ -92,6 +94,13 @@ def test_a_wrong_rule_is_one_sentence(method: str, text: str, sentence: str) -> 
         built(method, aggregate=text)
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
+
+
+def test_parameters_of_a_rule_begin_with_those_of_the_method() -> None:
+    assert built("reef", aggregate="adaptive").aggregate == Adaptive(lr=0.1)
+    assert built("reef", aggregate="adaptive:tau=0.01").aggregate == Adaptive(lr=0.1, tau=0.01)
+    assert built("reef", aggregate="adaptive:lr=none").aggregate == Adaptive()
+    assert built("fedavg", aggregate="adaptive:optimizer=yogi").aggregate == Adaptive("yogi")
 
 
 def test_a_private_run_accepts_only_the_mean() -> None:

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
+from atoll.core.aggregate import Aggregate, OfMean
 from atoll.core.optim import Adam
+from atoll.core.tree import tree_map
 from atoll.data.source import Source
-from atoll.methods import METHODS
+from atoll.methods import METHODS, FedAvg
 from atoll.present.catalogue import edge_homophily, hyper_rows, module_doc
+
+
+@dataclass(frozen=True)
+class Scaled(OfMean):
+    """A rule whose parameter has no default."""
+
+    by: float
+
+    def step(self, update, state):
+        return tree_map(lambda leaf: self.by * leaf, update), state
+
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    aggregate: Aggregate = Scaled(2.0)
+
+
+def test_a_rule_of_the_user_is_shown_as_it_is() -> None:
+    assert {key: rest for key, *rest in hyper_rows(Own)}["aggregate"][0] == "Scaled(by=2.0)"
 
 
 def test_rows_name_the_default_and_the_allowed_values() -> None:

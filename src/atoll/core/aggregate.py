@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.core.hyper import Limits, Positive, ShareBelowOne
+from atoll.core.errors import ConfigError
+from atoll.core.hyper import Limits, ShareBelowOne, check_hypers
 from atoll.core.random import fold
 from atoll.core.tree import Tree, record, tree_map
 from atoll.core.vmap.leaves import on_leaves
@@ -69,8 +70,17 @@ class Stateless(ABC):
 class OfMean(ABC):
     """A rule that reads the updates only through their weighted mean.
 
-    Differential privacy accepts these rules, because its noise is in the mean.
+    Differential privacy accepts these rules, because its noise is in the mean. A subclass defines
+    `step`. A rule that reads single updates derives from `Stateless`, or from nothing.
     """
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        if cls.__call__ is not OfMean.__call__ or hasattr(cls, "combined"):
+            raise ConfigError(
+                f"the aggregation rule {cls.__name__} derives from OfMean, whose rules read only "
+                "the mean of the updates; define `step`, or derive from Stateless"
+            )
 
     def init(self, model: Tree) -> Tree:
         return None
@@ -126,7 +136,14 @@ class Adaptive(OfMean):
         float | None, Limits(low=0, below=1), "β1: decay of m per round; none: by optimizer"
     ] = None
     beta2: Annotated[ShareBelowOne, "β2: decay of v per round"] = 0.99
-    tau: Annotated[Positive, "τ: start of √v, and least divisor of a step"] = 1e-3
+    tau: Annotated[
+        float,
+        Limits(above=0, high=1e6, words="a positive number up to a million"),
+        "τ: start of √v, and least divisor of a step",
+    ] = 1e-3
+
+    def __post_init__(self) -> None:
+        check_hypers(self)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -215,6 +232,11 @@ def next_server(rule: Rule, server: Tree, reply: Update, key: Tensor) -> Tree:
 def aggregated(rule: Rule, server: Tree, reply: Tree, key: Tensor) -> tuple[Tree, Tree]:
     """Return the next model and rule state, which a method with its own record stores itself."""
     state = getattr(server, "rule", None)
+    if state is None and rule.init(model_of(server)) is not None:
+        raise ConfigError(
+            "the saved server has no state of this aggregation rule, because the run began with "
+            "another rule; start the run again, or set the rule that it began with"
+        )
     return combine(rule, model_of(server), reply.model, reply.weight, key, state)
 
 

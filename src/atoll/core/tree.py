@@ -93,6 +93,32 @@ def _collect(tree: Tree, found: list[Tensor]) -> None:
         _mapped(found.append, tree)
 
 
+def leaves_like(tree: Tree, like: Tree) -> list[Tensor]:
+    """Return the tensors of a tree in the order of another tree of the same structure."""
+    found: list[Tensor] = []
+    _collect_like(tree, like, found)
+    return found
+
+
+def _collect_like(tree: Tree, like: Tree, found: list[Tensor]) -> None:
+    kind, same = type(like), type(tree) is type(like)
+    if kind is Tensor and same:
+        found.append(tree)
+    elif kind is dict and same and tree.keys() == like.keys():
+        for key, child in like.items():
+            _collect_like(tree[key], child, found)
+    elif (kind is list or kind is tuple) and same and len(tree) == len(like):
+        for one, child in zip(tree, like, strict=True):
+            _collect_like(one, child, found)
+    elif kind in _FIELDS and same:
+        for name, is_static in _FIELDS[kind]:
+            if not is_static:
+                _collect_like(getattr(tree, name), getattr(like, name), found)
+    else:  # a container that only torch knows, or another structure, which is an error
+        ours = pytree.tree_structure(like).flatten_up_to(tree)
+        found += [leaf for leaf in ours if isinstance(leaf, Tensor)]
+
+
 def with_leaves(tree: T, tensors: Iterable[Any]) -> T:
     """Replace the tensors of a tree, in the order of `leaves`."""
     given = iter(tensors)

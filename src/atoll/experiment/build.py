@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 KINDS = {
     "int": "a whole number",
     "float": "a number",
+    "float | None": "a number or none",
     "bool": "true or false",
     "str": "a text",
     "object": "a table of keys and values",
@@ -182,12 +183,14 @@ def _converted(part: Any, name: str, value: object) -> Any:
     if hyper.kind is Rule:  # an aggregation rule: `median`, or `trimmed:f=2` with its parameters
         kind, options = parse_recipe(str(value))
         check_name("aggregation rule", kind, RULES)
-        rule: Any = RULES[kind]()
+        default = getattr(part, name)  # its own parameters stay, if it is a rule of this kind
+        rule: Any = default if type(default) is RULES[kind] else RULES[kind]()
         for key in options:
             check_name(f"parameter of aggregate={kind}", key, _names(rule))
         return replace(rule, **{key: _converted(rule, key, options[key]) for key in options})
     try:
-        converted = msgspec.convert(value, hyper.kind, strict=False)
+        nothing = value == "none" and type(None) in get_args(hyper.kind)
+        converted = None if nothing else msgspec.convert(value, hyper.kind, strict=False)
     except msgspec.ValidationError:
         word = getattr(hyper.kind, "__name__", str(hyper.kind))
         wanted = hyper.allowed if get_origin(hyper.kind) is Literal else KINDS.get(word, word)

@@ -29,6 +29,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from atoll.core.aggregate import Adaptive, Aggregate, Mean, Moments, aggregated
+from atoll.core.errors import ConfigError
 from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients
@@ -76,6 +77,14 @@ class FedOpt(Averaging):
     tasks = tuple(TASKS)
     paper = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     for_graphs: ClassVar[Settings] = {"lr": 0.03}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.aggregate, Adaptive):
+            raise ConfigError(
+                "fedopt has its own server optimizer; remove --set aggregate=adaptive, or use "
+                "fedavg with it"
+            )
 
     @property
     def adaptive(self) -> Adaptive:

@@ -141,10 +141,13 @@ def hyper_rows(cls: type[object], made: object = None) -> list[tuple[str, str, s
 
 def _rule_text(rule: Any) -> str:
     """Write an aggregation rule as for `--set aggregate`: `adaptive:lr=0.1`."""
-    name = next((name for name, known in RULES.items() if type(rule) is known), str(rule))
-    others = {key: getattr(rule, key) for key in hypers(type(rule))}
-    words = [f"{key}={value}" for key, value in others.items() if value != getattr(type(rule), key)]
-    return ":".join([name, ",".join(words)] if words else [name])
+    name = next((name for name, known in RULES.items() if type(rule) is known), "")
+    if not name:
+        return str(rule)
+    known = hypers(type(rule))
+    changed = {key: getattr(rule, key) for key in known if getattr(rule, key) != known[key].default}
+    words = ",".join(f"{key}={value}" for key, value in changed.items())
+    return f"{name}:{words}" if words else name
 
 
 def _unwrapped(words: str) -> str:

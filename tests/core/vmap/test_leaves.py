@@ -84,3 +84,29 @@ def test_a_step_in_the_form_for_a_gpu(optimizer, monkeypatch):
 
 def test_a_tree_without_tensors_stays_as_it_is():
     assert on_leaves(operator.add, [None], [None]) == [None]
+
+
+def test_leaves_of_the_same_place_meet():
+    p = {"a": torch.zeros(2), "b": torch.full((2,), 10.0)}
+    g = {"b": torch.full((2,), 5.0), "a": torch.ones(2)}  # a method may rebuild a dict
+    found = SGD(lr=1.0).update(g, p, SGD(lr=1.0).init(p))[0]
+    assert found["a"].tolist() == [-1, -1]
+    assert found["b"].tolist() == [5, 5]
+    for other in ([torch.ones(2), torch.ones(2)], {"a": torch.ones(2)}, {**g, "c": torch.ones(2)}):
+        with pytest.raises(ValueError, match=r"."):
+            on_leaves(operator.sub, p, other)
+
+
+def test_a_step_can_be_differentiated():
+    def after(p):  # two steps on |p|²
+        for _ in range(2):
+            (p,), _ = SGD(lr=0.1).update([2 * p], [p], SGD(lr=0.1).init([p]))
+        return p.square().sum()
+
+    start = torch.tensor([1.0, 2.0])
+    expected = 2 * 0.8**4 * start
+    torch.testing.assert_close(torch.func.grad(after)(start), expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(after))(start[None]), expected[None])
+    tracked = start.clone().requires_grad_()
+    after(tracked).backward()
+    torch.testing.assert_close(tracked.grad, expected)

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
-from atoll.core.tree import Tree, inside_transform, leaves, with_leaves
+from atoll.core.tree import Tree, inside_transform, leaves, leaves_like, with_leaves
 from atoll.core.vmap.stacks import Constant, Dims, Vmap, as_batch, call
 from atoll.core.vmap.varied import Varied
 
+_WITHOUT_GRADIENT = (_functorch.TransformType.Vmap, _functorch.TransformType.Functionalize)
 Elementwise = Callable[..., Any]
 """A function of tensors, or of `Leaves`, that treats every number alike and needs no gradient."""
 
@@ -24,14 +26,22 @@ Elementwise = Callable[..., Any]
 def on_leaves(function: Elementwise, *trees: Tree, numbers: Sequence[object] = ()) -> Tree:
     """Return the tree of `function(*leaves)` for the corresponding leaves of the trees.
 
-    `numbers` are the numbers that the function reads. If runs differ in one of them (`Varied`),
-    the function gets each leaf separately.
+    `numbers` are the numbers that the function reads. If runs differ in one of them (`Varied`), or
+    if somebody differentiates through the result, the function gets each leaf separately.
     """
-    parts = [leaves(tree) for tree in trees]
-    if not parts[0] or any(isinstance(number, Varied) for number in numbers):
-        return with_leaves(trees[0], [function(*row) for row in zip(*parts, strict=True)])
+    parts = [leaves(trees[0]), *(leaves_like(tree, trees[0]) for tree in trees[1:])]
     flat = [leaf for part in parts for leaf in part]
+    varied = any(isinstance(number, Varied) for number in numbers)
+    if not flat or varied or _is_differentiated(flat):
+        return with_leaves(trees[0], [function(*row) for row in zip(*parts, strict=True)])
     return with_leaves(trees[0], call(_OnLeaves, function, len(parts), *flat))
+
+
+def _is_differentiated(flat: Sequence[Tensor]) -> bool:
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in flat):
+        return True
+    stack = _functorch.get_interpreter_stack() or ()
+    return any(one.key() not in _WITHOUT_GRADIENT for one in stack)
 
 
 class _OnLeaves(Constant):
