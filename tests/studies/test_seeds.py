@@ -46,7 +46,7 @@ def a_run(name: str = "fedavg", **options: Any) -> StudyRun:
 
 
 class Heard(StudyObserver):
-    """Notes what it is told, and stops as soon as a seed has a checkpoint in `until`."""
+    """Notes what is reported, and stops as soon as a seed has a checkpoint in `until`."""
 
     def __init__(self, until: Path | None = None) -> None:
         self.until, self.heard = until, list[tuple[str, int, int]]()

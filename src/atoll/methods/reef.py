@@ -1,7 +1,8 @@
 """Reef: average two networks, and let each client add its class prior and weigh the networks.
 
-    θ_i <- fit of Σ_b CE(f_b + log π_i) from θ;   Δ = Σ_i n_i (θ_i - θ) / Σ_i n_i
-    θ <- θ + η m / (√v + τ)                       m, v: running means of Δ and Δ²
+    θ_i <- fit of Σ_b CE(f_b + log π_i) from θ;   Δ = Σ_i n_i (θ_i - θ) / Σ_i n_i.
+
+    θ <- θ + η m / (√v + τ),   m and v: running means of Δ and Δ².
 
     client i predicts  Σ_b w_ib p_b,   p_b = softmax(f_b(θ_b) + log π_i)
 

@@ -1,7 +1,7 @@
 """Seeds of long runs in several processes.
 
 A study of a few long runs would leave processes idle. `spread_seeds` first trains each seed of such
-a run as a run of its own, in a hidden study inside the study's folder. Then it moves the seeds'
+a run as a separate run, in a hidden study inside the study's folder. Then it moves the seeds'
 checkpoints into the run's folder, so that the run itself continues from finished seeds.
 """
 

@@ -27,7 +27,7 @@ def on_leaves(function: Elementwise, *trees: Tree, numbers: Sequence[object] = (
     """Return the tree of `function(*leaves)` for the corresponding leaves of the trees.
 
     `numbers` are the numbers that the function reads. If runs differ in one of them (`Varied`), or
-    if somebody differentiates through the result, the function gets each leaf separately.
+    if the result is differentiated, the function gets each leaf separately.
     """
     parts = [leaves(trees[0]), *(leaves_like(tree, trees[0]) for tree in trees[1:])]
     flat = [leaf for part in parts for leaf in part]
