@@ -5,9 +5,9 @@
 
 `average` and `mix` are plain functions. A `Rule`, such as the median, replaces the mean: a method
 that averages has a field `aggregate`, and `--set aggregate=median` selects the rule. `Adaptive` is
-the server optimizer of FedOPT as a rule. The server's
-tree stores the rule's state: in `Averaged` if the tree is only a model, otherwise in the field
-`rule` of the method's own record (`aggregated`).
+the server optimizer of FedOPT as a rule. The server's tree stores the rule's state: in `Averaged`
+if the tree is only a model, otherwise in the field `rule` of the method's own record
+(`aggregated`).
 """
 
 from __future__ import annotations
@@ -103,6 +103,23 @@ class Mean(OfMean):
         return update, state
 
 
+ServerOptimizer = Annotated[Literal["adam", "yogi", "adagrad", "sgd"], "optimizer of the server"]
+ServerRate = Annotated[
+    float | None,
+    Limits(above=0, words="a positive learning rate"),
+    "η_s: learning rate of the server; none: by optimizer",
+]
+ServerBeta1 = Annotated[
+    float | None, Limits(low=0, below=1), "β1: decay of m per round; none: by optimizer"
+]
+ServerBeta2 = Annotated[ShareBelowOne, "β2: decay of v per round"]
+ServerTau = Annotated[
+    float,
+    Limits(above=0, high=1e6, words="a positive number up to a million"),
+    "τ: start of √v, and least divisor of a step",
+]
+
+
 @record
 class Moments:
     """The state of `Adaptive`: running means of the update and of its square (None for sgd)."""
@@ -124,23 +141,11 @@ class Adaptive(OfMean):
     There is no bias correction.
     """
 
-    optimizer: Annotated[Literal["adam", "yogi", "adagrad", "sgd"], "optimizer of the server"] = (
-        "adam"
-    )
-    lr: Annotated[
-        float | None,
-        Limits(above=0, words="a positive learning rate"),
-        "η: learning rate of the server; none: by optimizer",
-    ] = None
-    beta1: Annotated[
-        float | None, Limits(low=0, below=1), "β1: decay of m per round; none: by optimizer"
-    ] = None
-    beta2: Annotated[ShareBelowOne, "β2: decay of v per round"] = 0.99
-    tau: Annotated[
-        float,
-        Limits(above=0, high=1e6, words="a positive number up to a million"),
-        "τ: start of √v, and least divisor of a step",
-    ] = 1e-3
+    optimizer: ServerOptimizer = "adam"
+    lr: ServerRate = None
+    beta1: ServerBeta1 = None
+    beta2: ServerBeta2 = 0.99
+    tau: ServerTau = 1e-3
 
     def __post_init__(self) -> None:
         check_hypers(self)

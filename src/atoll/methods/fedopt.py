@@ -24,13 +24,24 @@ nodes of Cora, the clients' rate also on validation graphs of PROTEINS.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
-from atoll.core.aggregate import Adaptive, Aggregate, Mean, Moments, aggregated
+from atoll.core.aggregate import (
+    Adaptive,
+    Aggregate,
+    Mean,
+    Moments,
+    ServerBeta1,
+    ServerBeta2,
+    ServerOptimizer,
+    ServerRate,
+    ServerTau,
+    aggregated,
+)
 from atoll.core.errors import ConfigError
-from atoll.core.hyper import Limits, OptimizerState, Positive, ShareBelowOne, WeightBy
+from atoll.core.hyper import OptimizerState, WeightBy
 from atoll.core.message import ToAll
 from atoll.core.method import Clients
 from atoll.core.optim import SGD, Optimizer
@@ -55,19 +66,11 @@ class FedOpt(Averaging):
     """Adaptive federated optimization."""
 
     optimizer: Optimizer = SGD(lr=0.5, weight_decay=5e-4)
-    server_optimizer: Annotated[
-        Literal["adam", "yogi", "adagrad", "sgd"], "optimizer of the server"
-    ] = "adam"
-    server_lr: Annotated[
-        float | None,
-        Limits(above=0, words="a positive learning rate"),
-        "η_s: learning rate of the server; none: by optimizer",
-    ] = None
-    server_beta1: Annotated[
-        float | None, Limits(low=0, below=1), "β1: decay of m per round; none: by optimizer"
-    ] = None
-    server_beta2: Annotated[ShareBelowOne, "β2: decay of v per round"] = 0.99
-    tau: Annotated[Positive, "τ: start of √v, and least divisor of a step"] = 1e-3
+    server_optimizer: ServerOptimizer = "adam"
+    server_lr: ServerRate = None
+    server_beta1: ServerBeta1 = None
+    server_beta2: ServerBeta2 = 0.99
+    tau: ServerTau = 1e-3
     weight_by: WeightBy = "nodes"
     optimizer_state: OptimizerState = "reset"
     aggregate: Aggregate = Mean()

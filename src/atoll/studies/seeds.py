@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -28,20 +27,12 @@ FOLDER = ".seeds"  # the folder of the hidden study
 LONG = 20.0  # a run with fewer estimated seconds is not spread
 
 
-class RunsStudy(Protocol):
-    """The function `study.run_study` with the settings of the study."""
-
-    def __call__(
-        self, folder: Path, runs: Sequence[StudyRun], observer: StudyObserver, jobs: int, /
-    ) -> object: ...
-
-
 def spread_seeds(
     folder: Path,
     runs: Sequence[StudyRun],  # those that are not finished
     jobs: int | str,
     observer: StudyObserver,
-    run_study: RunsStudy,
+    run_study: Callable[..., object],  # `study.run_study` with the settings of the study
 ) -> None:
     """Train the seeds of long runs in `jobs` processes, if that saves time."""
     found = long_runs(runs, jobs)
@@ -60,7 +51,8 @@ def spread_seeds(
             StudyRun(name, _of_seed(run, seed), run.labels) for name, (run, seed) in pieces.items()
         ]
         owners = {name: run for name, (run, _) in pieces.items()}
-        run_study(folder / FOLDER, study, _OfSeeds(observer, owners, folder), count)
+        watcher = _OfSeeds(observer, owners, folder)
+        run_study(folder / FOLDER, study, observer=watcher, jobs=count)
     except BaseException as problem:
         for run in found:
             study_run.note_stop(folder, run)
@@ -75,7 +67,8 @@ def collect_seeds(folder: Path) -> None:
     """Move all seeds of the hidden study into the folders of their runs."""
     for there in (folder / FOLDER / "cells").glob("*"):
         name, _, seed = there.name.rpartition(".")
-        _move(there, folder / "cells" / name, int(seed))
+        if seed.isdecimal():
+            _move(there, folder / "cells" / name, int(seed))
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -69,22 +70,14 @@ def run_study(
         finished = _prepare(folder, runs, about, adds=adds, clear=overwrite)
         observer.begin(runs, len(finished))
         collect_seeds(folder)
+        unfinished = [run for run in runs if run.name not in finished]
         if not log and not at_once:
-
-            def run_seeds(
-                to: Path, parts: Sequence[StudyRun], watcher: StudyObserver, count: int
-            ) -> None:
-                how: Json = {"dearest_first": dearest_first, "at_once": False, "jobs": count}
-                run_study(
-                    to, parts, about={"kind": "seeds"}, observer=watcher, federations=federations,
-                    adds=True, **how,
-                )  # fmt: skip
-
-            waiting_runs = [run for run in runs if run.name not in finished]
-            spread_seeds(folder, waiting_runs, jobs, observer, run_seeds)
+            how: Json = {"about": {"kind": "seeds"}, "federations": federations, "at_once": False}
+            inner = partial(run_study, **how, adds=True, dearest_first=dearest_first)
+            spread_seeds(folder, unfinished, jobs, observer, inner)
         groups = _groups(folder, runs, at_once)
         todo = [group for group in groups if group[0].name not in finished]
-        waiting = [run.config for run in runs if run.name not in finished]
+        waiting = [run.config for run in unfinished]
         outcomes: dict[str, RunOutcome] = {}
         if (count := min(choose_jobs(jobs, waiting), len(todo))) > 1:
             outcomes = run_parallel(todo, observer, settings, count, dearest_first=dearest_first)
