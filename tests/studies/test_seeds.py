@@ -142,6 +142,33 @@ def test_seeds_of_a_killed_study_are_not_lost(tmp_path: Path, one_by_one: Path) 
     same_files(tmp_path, one_by_one)
 
 
+@pytest.mark.parametrize(
+    "link", [".seeds", ".seeds/cells", ".seeds/cells/a.0", ".seeds/cells/a.0/seed-0", "cells",
+             "cells/a", "cells/a/seed-0"],
+)  # fmt: skip
+def test_nothing_outside_the_study_moves_or_disappears(tmp_path: Path, link: str) -> None:
+    study, outside = tmp_path / "study", tmp_path / "outside"
+    for place in (".seeds/cells/a.0/seed-0/checkpoint.atoll", "cells/a/seed-0/result.json"):
+        (study / place).parent.mkdir(parents=True)
+        (study / place).write_text(place)
+    (study / link).rename(outside)
+    (study / link).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    collect_seeds(study)
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_odd_names_in_the_hidden_study_move_nothing(tmp_path: Path) -> None:
+    for name in ("...0", ".0", "0", "a.007", "a.\u0663", "a.b", "file.0"):
+        seed = tmp_path / FOLDER / "cells" / name / "seed-0"
+        seed.mkdir(parents=True)
+        (seed / "checkpoint.atoll").write_text(name)
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "file").write_text("not a run")
+    collect_seeds(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["cells", "file"]
+
+
 @pytest.mark.usefixtures("_all_are_long")
 def test_a_run_whose_seed_fails_fails_with_this_error(tmp_path: Path) -> None:
     file = tmp_path / "fails.py"

@@ -8,6 +8,7 @@ checkpoints into the run's folder, so that the run itself continues from finishe
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from atoll.studies.parallel import choose_jobs
 from atoll.studies.study_run import Json, ReadsFiles, StudyObserver, StudyRun
 
 FOLDER = ".seeds"  # the folder of the hidden study
+NAME = re.compile(r"(?P<run>[^.].*)\.(?P<seed>0|[1-9][0-9]*)")  # of a run of one seed
 LONG = 20.0  # a run with fewer estimated seconds is not spread
 
 
@@ -36,7 +38,7 @@ def spread_seeds(
 ) -> None:
     """Train the seeds of long runs in `jobs` processes, if that saves time."""
     found = long_runs(runs, jobs)
-    if not found:
+    if not found or _has_links(folder / "cells", folder / FOLDER):
         return
     pieces = {_name(run, seed): (run, seed) for run in found for seed in run.config.all_seeds}
     for name, (run, seed) in pieces.items():
@@ -65,11 +67,13 @@ def spread_seeds(
 
 def collect_seeds(folder: Path) -> None:
     """Move all seeds of the hidden study into the folders of their runs."""
-    for there in (folder / FOLDER / "cells").glob("*"):
-        name, _, seed = there.name.rpartition(".")
-        if seed.isdecimal():
-            _move(there, folder / "cells" / name, int(seed))
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    inner = folder / FOLDER
+    if _has_links(folder / "cells", inner, inner / "cells"):
+        return
+    for there in (inner / "cells").glob("*"):
+        if found := NAME.fullmatch(there.name):
+            _move(there, folder / "cells" / found["run"], int(found["seed"]))
+    shutil.rmtree(inner, ignore_errors=True)
 
 
 def long_runs(runs: Sequence[StudyRun], jobs: int | str) -> list[StudyRun]:
@@ -102,11 +106,18 @@ def _of_seed(run: StudyRun, seed: int) -> RunConfig:
 def _move(source: Path, to: Path, seed: int) -> None:
     """Move the folder of a seed, unless the other run has a checkpoint of it."""
     ours, theirs = source / f"seed-{seed}", to / f"seed-{seed}"
+    if _has_links(source, to, ours, theirs) or (to.exists() and not to.is_dir()):
+        return
     if not (ours / CHECKPOINT).exists() or (theirs / CHECKPOINT).exists():
         return
     shutil.rmtree(theirs, ignore_errors=True)
     to.mkdir(parents=True, exist_ok=True)
     ours.rename(theirs)
+
+
+def _has_links(*paths: Path) -> bool:
+    """Whether a path is a link: a study moves and deletes nothing outside its folder."""
+    return any(path.is_symlink() for path in paths)
 
 
 class _OfSeeds(StudyObserver):
